@@ -1,0 +1,1 @@
+"""How it runs: plan, runner, limits, leases, and the ports they need."""

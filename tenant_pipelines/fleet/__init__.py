@@ -1,0 +1,1 @@
+"""What is to run: steps, pipelines, fleets, and reading fleet.yaml."""

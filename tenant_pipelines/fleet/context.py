@@ -1,0 +1,85 @@
+"""What a step is told: which cell it works on, its tenant's settings, its window."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Cursor = str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The half-open interval ``(after, to]`` of source rows that a cycle reads for one tenant.
+
+    Attributes:
+        after: the cursor that the last settled load committed; None when there was none.
+        to: the newest cursor value that this cycle reads; None when the source has no row yet.
+    """
+
+    after: Cursor | None
+    to: Cursor | None
+
+
+class Settings(Mapping[str, Any]):
+    """A tenant's resolved settings; printing it shows the names and never the values."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(self._values)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """The first argument of every step.
+
+    Attributes:
+        fleet: name of the fleet.
+        shard: name of the shard.
+        tenant: name of the tenant.
+        settings: the tenant's own mapping in fleet.yaml, ``${…}`` resolved.
+        cycle: name of the cycle.
+        step: name of the step.
+        generation: which asked-for run of the cell this is, from 1. With ``cycle`` it makes the
+            idempotency key of an effect outside the journal.
+        attempt: which execution within the generation, from 1.
+        cursor: ``window.after``.
+        window: the source rows of this cycle; the same in every attempt and generation of it.
+        log: logger whose records carry shard, tenant, step and attempt.
+        state: the fleet's state folder, absolute.
+        warehouse: SQLAlchemy URL of the fleet's warehouse, None when it has none.
+        inputs: content digest of each upstream output, by step name.
+    """
+
+    fleet: str
+    shard: str
+    tenant: str
+    settings: Settings
+    cycle: str
+    step: str
+    generation: int
+    attempt: int
+    window: Window
+    log: "logging.LoggerAdapter[logging.Logger]"
+    state: Path
+    warehouse: str | None
+    inputs: Mapping[str, str]
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """The cursor that the tenant's last settled load committed."""
+        return self.window.after

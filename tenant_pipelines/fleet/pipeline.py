@@ -1,0 +1,273 @@
+"""Steps and the acyclic graph they form: defined once, the same for every tenant.
+
+A parameter named like a step is that step's output; the first parameter is the context. Everything
+that can be wrong with a pipeline is refused when it is built, before any tenant is touched.
+"""
+
+import graphlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+from tenant_pipelines.errors import InvalidPipeline, UnknownName
+from tenant_pipelines.fleet.context import Cursor, StepContext
+from tenant_pipelines.fleet.names import IDENTIFIER_WANTED, is_identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How often a step is tried within one run.
+
+    Attributes:
+        attempts: executions at most, the first included; at least 1.
+        wait_seconds: pause before the second attempt; doubles with each further one.
+    """
+
+    attempts: int = 1
+    wait_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or not 0 <= self.wait_seconds <= 3600:
+            raise InvalidPipeline(
+                place="Retries",
+                found=f"attempts={self.attempts}, wait_seconds={self.wait_seconds}",
+                wanted="attempts of at least 1 and wait_seconds between 0 and 3600",
+                fix="Change the numbers.",
+            )
+
+    def wait_before(self, attempt: int) -> float:
+        """Return the seconds to wait before ``attempt`` (2 is the first retry)."""
+        return min(self.wait_seconds * 2.0 ** (attempt - 2), 3600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One function of a pipeline; calling it calls the function.
+
+    Attributes:
+        name: unique in its pipeline.
+        function: takes a StepContext, then the outputs of its upstream steps by name.
+        upstream: names of the steps whose outputs it takes.
+        code_version: a change of it makes done cells run again; None never does.
+        retries: how often it is tried within a run.
+        window: gives the newest cursor value to read this cycle; called once per tenant and cycle.
+        uses_ledger: whether its effect is recorded in the warehouse's ledger in one transaction
+            with the data, so that the engine can settle a crash between commit and journal.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    upstream: tuple[str, ...]
+    code_version: str | None = None
+    retries: Retries = Retries()
+    window: Callable[[StepContext], Cursor | None] | None = None
+    uses_ledger: bool = False
+
+    def __call__(self, ctx: StepContext, /, *args: Any, **inputs: Any) -> Any:
+        """Call the function, as a test of one step does."""
+        return self.function(ctx, *args, **inputs)
+
+
+@overload
+def step(function: Callable[..., Any], /) -> Step: ...
+@overload
+def step(
+    *,
+    name: str | None = None,
+    code_version: str | None = None,
+    retries: Retries = ...,
+    window: Callable[[StepContext], Cursor | None] | None = None,
+) -> Callable[[Callable[..., Any]], Step]: ...
+def step(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    code_version: str | None = None,
+    retries: Retries = Retries(),
+    window: Callable[[StepContext], Cursor | None] | None = None,
+) -> Step | Callable[[Callable[..., Any]], Step]:
+    """Make a step of a function; usable as ``@step`` and as ``@step(code_version="2")``.
+
+    Args:
+        function: the function; its first parameter is the context, each other one names a step.
+        name: the step's name, when it is not the function's.
+        code_version: see Step.
+        retries: see Step.
+        window: see Step.
+
+    Raises:
+        InvalidPipeline: the name or the parameters cannot be used.
+    """
+
+    def make(function: Callable[..., Any]) -> Step:
+        return make_step(
+            function, name=name, code_version=code_version, retries=retries, window=window
+        )
+
+    return make if function is None else make(function)
+
+
+def make_step(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    code_version: str | None = None,
+    retries: Retries = Retries(),
+    window: Callable[[StepContext], Cursor | None] | None = None,
+    uses_ledger: bool = False,
+    upstream: tuple[str, ...] | None = None,
+) -> Step:
+    """Build a Step, reading the upstream names from the function's parameters unless given."""
+    name = name if name is not None else getattr(function, "__name__", "")
+    place = f"step {name!r} ({getattr(function, '__module__', '?')})"
+    if not is_identifier(name):
+        raise InvalidPipeline(
+            place=place,
+            found=f"the name {name!r}",
+            wanted=IDENTIFIER_WANTED,
+            fix="Rename the function, or give @step(name=…).",
+        )
+    if code_version is not None and not isinstance(code_version, str):
+        raise InvalidPipeline(
+            place=place,
+            found=f"code_version={code_version!r}",
+            wanted="a string",
+            fix=f'Write code_version="{code_version}".',
+        )
+    if upstream is None:
+        upstream = _upstream_of(function, place)
+    return Step(
+        name=name,
+        function=function,
+        upstream=upstream,
+        code_version=code_version,
+        retries=retries,
+        window=window,
+        uses_ledger=uses_ledger,
+    )
+
+
+def _upstream_of(function: Callable[..., Any], place: str) -> tuple[str, ...]:
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise InvalidPipeline(
+            place=place,
+            found="a coroutine or generator function",
+            wanted="a plain function that returns its output",
+            fix="Collect the output inside the step and return it.",
+        )
+    parameters = list(inspect.signature(function).parameters.values())
+    plain = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}
+    if not parameters or parameters[0].kind not in plain:
+        raise InvalidPipeline(
+            place=place,
+            found="no parameter for the context",
+            wanted="the context as first parameter",
+            fix="Write def step_name(ctx: StepContext, …).",
+        )
+    for parameter in parameters[1:]:
+        if parameter.kind not in {
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+        }:
+            raise InvalidPipeline(
+                place=place,
+                found=f"the parameter {parameter}",
+                wanted="parameters that can be passed by name",
+                fix="Name each upstream step.",
+            )
+    return tuple(parameter.name for parameter in parameters[1:])
+
+
+class Pipeline:
+    """The acyclic graph of steps, in an order in which each comes after its upstream steps."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        """Check and order the steps.
+
+        Raises:
+            InvalidPipeline: no steps, two of one name, an unknown upstream, a cycle, two windows.
+        """
+        given = list(steps)
+        for entry in given:
+            if not isinstance(entry, Step):
+                raise InvalidPipeline(
+                    place="Pipeline",
+                    found=repr(entry)[:200],
+                    wanted="functions marked with @step",
+                    fix="Put @step above each function.",
+                )
+        by_name = {entry.name: entry for entry in given}
+        if not given or len(by_name) < len(given):
+            raise InvalidPipeline(
+                place="Pipeline",
+                found=f"the steps {[entry.name for entry in given]}",
+                wanted="at least one step, each name once",
+                fix="Rename or remove steps.",
+            )
+        for entry in given:
+            for upstream in entry.upstream:
+                if upstream not in by_name:
+                    raise InvalidPipeline(
+                        place=f"step {entry.name!r}",
+                        found=f"the parameter {upstream!r}",
+                        wanted=f"the name of a step of the pipeline ({', '.join(by_name)})",
+                        fix="Rename the parameter or add the step.",
+                    )
+        windows = [entry.name for entry in given if entry.window is not None]
+        if len(windows) > 1:
+            raise InvalidPipeline(
+                place="Pipeline",
+                found=f"windows on the steps {', '.join(windows)}",
+                wanted="at most one: a tenant has one window a cycle",
+                fix="Keep the window on the step that reads the source.",
+            )
+        if windows and by_name[windows[0]].upstream:
+            raise InvalidPipeline(
+                place=f"step {windows[0]!r}",
+                found="a window on a step with upstream steps",
+                wanted="the window on a step that reads the source",
+                fix="Move it there.",
+            )
+        sorter = graphlib.TopologicalSorter({entry.name: entry.upstream for entry in given})
+        try:
+            order = list(sorter.static_order())
+        except graphlib.CycleError as error:
+            raise InvalidPipeline(
+                place="Pipeline",
+                found=f"the cycle {' → '.join(error.args[1])}",
+                wanted="steps that do not wait for themselves",
+                fix="Remove one of the parameters.",
+            ) from None
+        self.steps: tuple[Step, ...] = tuple(by_name[name] for name in order)
+        self._by_name: Mapping[str, Step] = {entry.name: entry for entry in self.steps}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The steps' names in running order."""
+        return tuple(self._by_name)
+
+    @property
+    def uses_ledger(self) -> bool:
+        """Whether any step records its effect in the warehouse's ledger."""
+        return any(entry.uses_ledger for entry in self.steps)
+
+    def __getitem__(self, name: str) -> Step:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise UnknownName(
+                kind="step", name=name, known=list(self._by_name), place="pipeline"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"Pipeline({' → '.join(self._by_name)})"
+
+    def downstream_of(self, names: Iterable[str]) -> frozenset[str]:
+        """Return every step that depends on one of ``names``, those left out."""
+        reached = set(names)
+        for entry in self.steps:
+            if reached.intersection(entry.upstream):
+                reached.add(entry.name)
+        return frozenset(reached.difference(names))

@@ -1,0 +1,1 @@
+"""What happened: entries, the durable journal of one shard, and the fold to cell states."""

@@ -1,0 +1,1 @@
+"""Where data lives: artifacts, SQL source, SQL warehouse and its ledger."""
