@@ -136,6 +136,18 @@ class JournalUnusable(TenantPipelinesError):
         super().__init__(f"{path}: {found}. {fix}", path=path, found=found, fix=fix)
 
 
+class EntryRefused(TenantPipelinesError):
+    """The journal's own guarantees forbid an entry, such as a second completion of a cell."""
+
+    def __init__(self, *, path: Path, found: str) -> None:
+        super().__init__(
+            f"{path}: the journal refused an entry ({found}). Another process completed the same "
+            f"cell; run again to work from what it wrote.",
+            path=path,
+            found=found,
+        )
+
+
 class LedgerDisagrees(TenantPipelinesError):
     """The warehouse's ledger holds what the journal does not know: one of them was damaged."""
 
