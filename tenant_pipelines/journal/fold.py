@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tenant_pipelines.journal.entries import Entry, EntryKind
+from tenant_pipelines.journal.entries import Draft, Entry, EntryKind
 
 
 class Outcome(StrEnum):
@@ -80,11 +80,13 @@ class TenantState:
         """Fold further entries, in order, into this state; return it."""
         for entry in new_entries:
             self.last_seq = entry.seq
-            if not entry.item:
-                self._apply_one(entry)
+            self.apply_one(entry, at=entry.at)
         return self
 
-    def _apply_one(self, entry: Entry) -> None:
+    def apply_one(self, entry: Entry | Draft, *, at: str = "") -> None:
+        """Fold one entry, or a draft that is about to be written, into this state."""
+        if entry.item:
+            return
         cell = self.cells.get(entry.step)
         if cell is None or entry.generation > cell.generation:
             cell = CellState(generation=entry.generation, forced_by=cell.forced_by if cell else ())
@@ -92,7 +94,7 @@ class TenantState:
         elif entry.generation < cell.generation:
             return  # an older generation that ended late; the newer one decides
         payload = entry.payload
-        cell.run_id, cell.at = entry.run_id, entry.at
+        cell.run_id, cell.at = entry.run_id, at
         match entry.kind:
             case EntryKind.STARTED:
                 cell.outcome = Outcome.STARTED

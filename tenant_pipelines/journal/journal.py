@@ -5,6 +5,7 @@ whoever comes first commits for all that wait (group commit), so there is one wr
 a lone thread pays no hand-over. Reading never blocks writing (WAL).
 """
 
+import contextlib
 import itertools
 import os
 import socket
@@ -38,6 +39,7 @@ from tenant_pipelines.journal.entries import (
     entry_from_row,
     instant,
 )
+from tenant_pipelines.journal.fold import Cycle
 from tenant_pipelines.journal.schema import entries
 
 
@@ -79,6 +81,7 @@ class _Statements:
         self.of_tenant = self._text(
             every.where(cycle, tenant, entries.c.seq > bindparam("after_seq"))
         )
+        self.after = self._text(every.where(entries.c.seq > bindparam("after_seq")))
         self.tenants = self._text(
             select(entries.c.tenant).where(entries.c.tenant != literal_column("''")).distinct()
         )
@@ -232,6 +235,9 @@ class Journal:
         except BaseException:
             self._writer.rollback()
             raise
+        finally:
+            # a cursor that an error's traceback keeps would keep the file open after close()
+            cursor.close()
 
     def _row(self, draft: Draft, seq: int, at: str) -> list[object]:
         values: list[object] = [
@@ -242,25 +248,24 @@ class Journal:
         values.append(checksum(values))
         return values
 
-    def open_cycle(self, *, cycle: str, at: datetime, run_id: str, root: str) -> None:
-        """Record that a cycle is open, unless one of that name is.
+    def open_cycle(self, cycle: Cycle, *, run_id: str) -> None:
+        """Record that a cycle is open, unless one of its name is.
 
         Args:
-            cycle: its name.
-            at: its instant; the newest cycle is the one with the latest.
+            cycle: the cycle.
             run_id: the run that opens it.
-            root: the root run or backfill that asked for it.
         """
-        if any(entry.cycle == cycle for entry in self.cycle_entries()):
+        if any(entry.cycle == cycle.name for entry in self.cycle_entries()):
             return
         draft = Draft(
-            kind=EntryKind.CYCLE_OPENED, cycle=cycle, run_id=run_id,
-            payload={"instant": instant(at), "root": root},
-        )  # fmt: skip
-        try:
+            kind=EntryKind.CYCLE_OPENED,
+            cycle=cycle.name,
+            run_id=run_id,
+            payload={"instant": cycle.instant, "root": cycle.root},
+        )
+        # refused: another process opened it between the two lines above
+        with contextlib.suppress(EntryRefused):
             self.append(draft)
-        except EntryRefused:
-            return  # another process opened it between the two lines above
 
     def cycle_entries(self) -> list[Entry]:
         """Return the ``cycle_opened`` entries, in order."""
@@ -287,6 +292,15 @@ class Journal:
     def tenants(self) -> frozenset[str]:
         """Return the name of every tenant that has an entry in any cycle."""
         return frozenset(row[0] for row in self._rows(self._statements.tenants))
+
+    def after(self, seq: int) -> list[Entry]:
+        """Return the entries with a greater seq, in order."""
+        return list(self._read(self._statements.after, seq))
+
+    def integrity(self) -> str | None:
+        """Return what SQLite's own check finds wrong with the file, None when nothing is."""
+        found = [str(row[0]) for row in self._rows("PRAGMA integrity_check(5)")]
+        return None if found == ["ok"] else "; ".join(found)
 
     def _read(self, statement: str, *parameters: object) -> Iterator[Entry]:
         try:

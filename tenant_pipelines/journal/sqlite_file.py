@@ -22,6 +22,7 @@ from tenant_pipelines.errors import JournalUnusable
 from tenant_pipelines.journal import schema
 
 _HEADER_BYTES = 100
+_IDENTITY = "SELECT name, value FROM identity"
 _MAGIC = b"SQLite format 3\x00"
 _RESTORE = (
     "Restore the file from a backup, or move it away and run again: everything of this shard then "
@@ -119,21 +120,13 @@ def check_file(path: Path, *, fleet: str, shard: str) -> None:
             found=f"schema version {version}, newer than {schema.SCHEMA_VERSION}, the newest known",
             fix="Install the newer tenant-pipelines that wrote it",
         )
-    _check_identity(path, fleet=fleet, shard=shard)
     page = int.from_bytes(header[16:18], "big")
     pages = int.from_bytes(header[28:32], "big")
     if size < pages * (65536 if page == 1 else page):
         # a checkpoint that a crash cut short looks the same, and the write-ahead log mends it
-        _check_copy(path)
-
-
-def _check_identity(path: Path, *, fleet: str, shard: str) -> None:
-    uri = f"file:{urllib.parse.quote(str(path))}?mode=ro&immutable=1"
-    try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-            found = dict(connection.execute("SELECT name, value FROM identity"))
-    except sqlite3.Error as error:
-        raise damaged(path, f"an SQLite file that cannot be read ({error})") from error
+        found = _identity_of_copy(path)
+    else:
+        found = _identity_in_place(path)
     if (found.get("fleet"), found.get("shard")) != (fleet, shard):
         raise JournalUnusable(
             path=path,
@@ -143,7 +136,16 @@ def _check_identity(path: Path, *, fleet: str, shard: str) -> None:
         )
 
 
-def _check_copy(path: Path) -> None:
+def _identity_in_place(path: Path) -> dict[str, str]:
+    uri = f"file:{urllib.parse.quote(str(path))}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            return dict(connection.execute(_IDENTITY))
+    except sqlite3.Error as error:
+        raise damaged(path, f"an SQLite file that cannot be read ({error})") from error
+
+
+def _identity_of_copy(path: Path) -> dict[str, str]:
     problem = ""
     for _ in range(3):  # a live checkpoint can tear a copy; a damaged file stays damaged
         with tempfile.TemporaryDirectory(prefix="tenant-pipelines-") as folder:
@@ -155,10 +157,10 @@ def _check_copy(path: Path) -> None:
                     shutil.copyfile(path.with_name(wal), copy.with_name(wal))
                 with contextlib.closing(sqlite3.connect(copy)) as connection:
                     problem = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+                    if problem == "ok":
+                        return dict(connection.execute(_IDENTITY))
             except (OSError, sqlite3.Error) as error:
                 problem = str(error)
-        if problem == "ok":
-            return
     raise damaged(path, f"an SQLite file that is cut short or damaged ({problem})")
 
 

@@ -1,0 +1,423 @@
+"""One tenant's way through the pipeline: lease, settle, then cell after cell until done or failed.
+
+A chain that has to wait (for its lease, for a retry) says for how long and gives its thread back.
+The completion of one cell and the start of the next share a commit.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, plan_tenant
+from tenant_pipelines.engine.step_guard import describe_failure, guarded
+from tenant_pipelines.engine.work import (
+    CellCompleted,
+    CellFailed,
+    CellHeld,
+    ShardReport,
+    ShardWork,
+)
+from tenant_pipelines.errors import (
+    EntryRefused,
+    JournalUnusable,
+    LedgerDisagrees,
+    TenantPipelinesError,
+)
+from tenant_pipelines.fleet.cell import Attempt
+from tenant_pipelines.fleet.context import StepContext, Window
+from tenant_pipelines.fleet.pipeline import Step
+from tenant_pipelines.fleet.settings import ResolvedSettings
+from tenant_pipelines.journal.entries import Draft, EntryKind
+from tenant_pipelines.journal.fold import CellState, Outcome, TenantState
+from tenant_pipelines.storage.output import StoredOutput
+
+_LEASE_WAIT_SECONDS = 0.02
+_LONGEST_LEASE_WAIT_SECONDS = 0.25
+_log = logging.getLogger("tenant_pipelines.step")
+
+
+class Chain:
+    """The work on one tenant in one run.
+
+    A crash leaves the lease and the slot to the kernel, a ``started`` entry without its end, and
+    at worst an artifact that no entry names; the next chain of the tenant collects it.
+    """
+
+    def __init__(
+        self, work: ShardWork, *, tenant: str, resolved: ResolvedSettings, state: TenantState
+    ) -> None:
+        """Prepare the chain.
+
+        Args:
+            work: what the chains share.
+            tenant: name of the tenant.
+            resolved: its settings and secrets.
+            state: its cells as read before; looked up again under the lease.
+        """
+        self.tenant = tenant
+        self._work = work
+        self._resolved = resolved
+        self._state = state
+        self._is_leased = False
+        self._slot: int | None = None
+        self._lease_wait = _LEASE_WAIT_SECONDS
+        self._tries: dict[str, int] = {}
+        self._completed: set[str] = set()
+        self._pending: list[tuple[Draft, CellCompleted]] = []
+        self._failure: CellFailed | None = None
+
+    def advance(self) -> float | None:
+        """Work until the chain ends or has to wait.
+
+        Returns:
+            Seconds to wait before the next call; None when the chain has ended.
+
+        Raises:
+            JournalUnusable: the journal cannot be written; nothing of the shard may go on.
+        """
+        try:
+            wait = self._advance()
+        except BaseException:
+            self._give_back()
+            raise
+        self._give_back_slot()
+        if wait is None:
+            self._give_back()
+        return wait
+
+    def report_to(self, report: ShardReport) -> None:
+        """Add this chain's cells to the report, once it has ended."""
+        report.ran += len(self._completed)
+        for cell in self._plan():
+            if cell.step in self._completed:
+                continue
+            if cell.action is Action.SKIP:
+                report.skipped += 1
+            elif self._failure is not None:
+                continue  # it failed or was blocked; the failure names both
+            elif cell.action is Action.HOLD:
+                report.held.append(CellHeld(tenant=self.tenant, step=cell.step, reason=cell.reason))
+            else:
+                report.unreached += 1
+        if self._failure is not None:
+            report.failed.append(self._failure)
+
+    def _advance(self) -> float | None:
+        if not self._is_leased:
+            if not self._work.leases.try_take(self.tenant):
+                wait, self._lease_wait = (
+                    self._lease_wait,
+                    min(2 * self._lease_wait, _LONGEST_LEASE_WAIT_SECONDS),
+                )
+                return None if self._work.should_stop() else wait
+            self._is_leased = True
+            try:
+                self._look_again()
+            except LedgerDisagrees as error:
+                self._fail(error.facts["step"], error)
+                return None
+        return self._run_cells()
+
+    def _run_cells(self) -> float | None:
+        while True:
+            following = None if self._work.should_stop() else self._next_cell()
+            if following is None:
+                self._flush()
+                return None
+            if self._slot is None:
+                self._flush()
+                self._slot = self._work.slots.take(self._work.should_stop)
+                if self._slot is None:
+                    return None
+            wait = self._run_cell(following)
+            if self._failure is not None or wait is not None:
+                return wait
+
+    def _plan(self) -> list[PlannedCell]:
+        return plan_tenant(
+            self._work.fleet.pipeline,
+            self._state,
+            self._work.request,
+            has_artifact=self._has_artifact,
+        )
+
+    def _next_cell(self) -> PlannedCell | None:
+        for cell in self._plan():
+            if cell.action is Action.RUN:
+                # planned twice in one run: its own effect asks for it again, which has no end
+                return None if cell.step in self._completed else cell
+        return None
+
+    def _has_artifact(self, cell: CellState) -> bool:
+        return cell.output is not None and self._work.store.exists(
+            StoredOutput.from_json(cell.output)
+        )
+
+    def _look_again(self) -> None:
+        work = self._work
+        self._state.apply(
+            work.journal.of_tenant(
+                cycle=work.cycle.name, tenant=self.tenant, after_seq=self._state.last_seq
+            )
+        )
+        unended = {Outcome.STARTED, Outcome.FAILED}
+        if any(cell.outcome in unended for cell in self._state.cells.values()):
+            kept = {
+                entry.payload["output"]["path"]
+                for entry in work.journal.completions_of(self.tenant)
+            }
+            work.store.collect(tenant=self.tenant, keep=kept - {None})
+        self._settle()
+        self._open_forced()
+
+    def _settle(self) -> None:
+        work = self._work
+        if work.ledger is None:
+            return
+        for row in work.ledger.settled(tenant=self.tenant, cycle=work.cycle.name):
+            cell = self._state.cell(row.step)
+            if row.generation > cell.generation or cell.outcome is Outcome.MISSING:
+                raise LedgerDisagrees(
+                    warehouse="the fleet's warehouse",
+                    shard=work.shard.name,
+                    tenant=self.tenant,
+                    step=row.step,
+                    cycle=work.cycle.name,
+                    generation=row.generation,
+                    found="a load took effect that the journal does not know",
+                )
+            if row.generation < cell.generation or cell.outcome is Outcome.COMPLETED:
+                continue
+            attempt = self._attempt(row.step, cell.generation, cell.attempts)
+            self._complete(
+                work.fleet.pipeline[row.step],
+                attempt,
+                work.store.store(attempt, row.output),
+                inputs=dict(cell.inputs),
+                code_version=cell.code_version,
+                seconds=0.0,
+                is_settled=True,
+            )
+        self._flush()
+
+    def _open_forced(self) -> None:
+        work = self._work
+        drafts = []
+        for step in work.fleet.pipeline.steps:
+            cell = self._state.cell(step.name)
+            if not work.request.forces(step.name, cell):
+                continue
+            drafts.append(
+                Draft(
+                    kind=EntryKind.FORCED,
+                    cycle=work.cycle.name,
+                    run_id=work.run_id,
+                    tenant=self.tenant,
+                    step=step.name,
+                    generation=cell.generation + 1,
+                    payload={"root": work.request.root},
+                )
+            )
+        work.journal.append(*drafts)
+        for draft in drafts:
+            self._state.apply_one(draft)
+
+    def _run_cell(self, planned: PlannedCell) -> float | None:
+        step = self._work.fleet.pipeline[planned.step]
+        cell = self._state.cell(step.name)
+        is_new = cell.outcome is Outcome.COMPLETED or cell.generation == 0
+        generation = cell.generation + 1 if is_new else cell.generation
+        attempt = self._attempt(step.name, generation, 1 if is_new else cell.attempts + 1)
+        inputs = {name: str(self._state.cell(name).digest) for name in step.upstream}
+        began = time.perf_counter()
+        window_error: BaseException | None = None
+        if self._state.window is None and not step.upstream:
+            try:
+                self._state.window = self._pin_window(step, attempt)
+            except BaseException as error:  # noqa: BLE001  (a window function is a step's code)
+                window_error = error
+        self._start(step, attempt, inputs=inputs, reason=planned.reason)
+        try:
+            output = self._execute(step, attempt, inputs, window_error)
+        except (JournalUnusable, EntryRefused):
+            raise
+        except BaseException as error:  # noqa: BLE001  (SystemExit of a step ends its tenant only)
+            return self._after_failure(step, attempt, error, time.perf_counter() - began)
+        self._complete(
+            step,
+            attempt,
+            output,
+            inputs=inputs,
+            code_version=step.code_version or "",
+            seconds=time.perf_counter() - began,
+        )
+        return None
+
+    def _attempt(self, step: str, generation: int, attempt: int) -> Attempt:
+        return Attempt(
+            shard=self._work.shard.name,
+            tenant=self.tenant,
+            step=step,
+            cycle=self._work.cycle.name,
+            generation=generation,
+            attempt=attempt,
+        )
+
+    def _context(self, attempt: Attempt, window: Window, inputs: dict[str, str]) -> StepContext:
+        facts = {"shard": attempt.shard, "tenant": attempt.tenant, "step": attempt.step}
+        return StepContext(
+            fleet=self._work.fleet.name,
+            shard=attempt.shard,
+            tenant=attempt.tenant,
+            settings=self._resolved.settings,
+            cycle=attempt.cycle,
+            step=attempt.step,
+            generation=attempt.generation,
+            attempt=attempt.attempt,
+            window=window,
+            log=logging.LoggerAdapter(
+                _log, {**facts, "attempt": attempt.attempt, "run_id": self._work.run_id}
+            ),
+            state=self._work.fleet.state,
+            warehouse=self._work.fleet.warehouse,
+            inputs=inputs,
+        )
+
+    def _pin_window(self, step: Step, attempt: Attempt) -> dict[str, Any]:
+        ledger = self._work.ledger
+        after = None if ledger is None else ledger.cursor(self.tenant)
+        if step.window is None:
+            return {"after": after, "to": self._work.cycle.instant}
+        with guarded():
+            to = step.window(self._context(attempt, Window(after=after, to=None), {}))
+        return {"after": after, "to": to}
+
+    def _start(
+        self, step: Step, attempt: Attempt, *, inputs: dict[str, str], reason: Reason
+    ) -> None:
+        payload: dict[str, Any] = {"inputs": inputs, "reason": reason.value}
+        if not step.upstream and self._state.window is not None:
+            payload["window"] = self._state.window
+        started = self._draft(EntryKind.STARTED, attempt, step.code_version or "", payload)
+        self._flush(started)
+        self._state.apply_one(started)
+        self._tries[step.name] = self._tries.get(step.name, 0) + 1
+
+    def _execute(
+        self,
+        step: Step,
+        attempt: Attempt,
+        inputs: dict[str, str],
+        window_error: BaseException | None,
+    ) -> StoredOutput:
+        if window_error is not None:
+            raise window_error
+        store = self._work.store
+        values = {name: self._load(name) for name in step.upstream}
+        window = self._state.window or {"after": None, "to": None}
+        context = self._context(attempt, Window(**window), inputs)
+        with guarded():
+            value = step(context, **values)
+        return store.store(attempt, value)
+
+    def _load(self, step: str) -> Any:
+        cell = self._state.cell(step)
+        output = StoredOutput.from_json(cell.output or {})
+        address = self._attempt(step, cell.generation, cell.attempts)
+        return self._work.store.load(address, output)
+
+    def _complete(
+        self,
+        step: Step,
+        attempt: Attempt,
+        output: StoredOutput,
+        *,
+        inputs: dict[str, str],
+        code_version: str,
+        seconds: float,
+        is_settled: bool = False,
+    ) -> None:
+        payload: dict[str, Any] = {
+            "inputs": inputs,
+            "output": output.to_json(),
+            "seconds": round(seconds, 6),
+        }
+        if is_settled:
+            payload["settled"] = True
+        draft = self._draft(EntryKind.COMPLETED, attempt, code_version, payload)
+        self._state.apply_one(draft)
+        self._completed.add(step.name)
+        event = CellCompleted(
+            attempt=attempt,
+            output=output,
+            code_version=code_version,
+            seconds=seconds,
+            is_settled=is_settled,
+        )
+        self._pending.append((draft, event))
+
+    def _after_failure(
+        self, step: Step, attempt: Attempt, error: BaseException, seconds: float
+    ) -> float | None:
+        described = describe_failure(error, self._resolved.secrets)
+        payload = {"error": described, "seconds": round(seconds, 6)}
+        draft = self._draft(EntryKind.FAILED, attempt, step.code_version or "", payload)
+        self._work.journal.append(draft)
+        self._state.apply_one(draft)
+        tries = self._tries[step.name]
+        is_hopeless = isinstance(error, TenantPipelinesError) and not error.is_retryable
+        if tries < step.retries.attempts and not is_hopeless and not self._work.should_stop():
+            return step.retries.wait_before(tries + 1)
+        self._fail(step.name, error)
+        return None
+
+    def _fail(self, step: str, error: BaseException) -> None:
+        done_before = {cell.step for cell in self._plan() if cell.action is Action.SKIP}
+        asked = self._work.request.asked_steps(self._work.fleet.pipeline)
+        blocked = [
+            name
+            for name in self._work.fleet.pipeline.names
+            if name in asked and name != step and name not in done_before | self._completed
+        ]
+        self._failure = CellFailed(
+            tenant=self.tenant,
+            step=step,
+            error=describe_failure(error, self._resolved.secrets),
+            blocked=tuple(blocked),
+        )
+        self._work.tell(self._failure)
+
+    def _draft(
+        self, kind: EntryKind, attempt: Attempt, code_version: str, payload: dict[str, Any]
+    ) -> Draft:
+        return Draft(
+            kind=kind,
+            cycle=attempt.cycle,
+            run_id=self._work.run_id,
+            tenant=attempt.tenant,
+            step=attempt.step,
+            generation=attempt.generation,
+            attempt=attempt.attempt,
+            code_version=code_version,
+            payload=payload,
+        )
+
+    def _flush(self, *further: Draft) -> None:
+        """Make pending completions durable, with further entries in the same commit."""
+        pending: Sequence[tuple[Draft, CellCompleted]] = self._pending
+        self._pending = []
+        self._work.journal.append(*(draft for draft, _ in pending), *further)
+        for _, event in pending:
+            self._work.tell(event)
+
+    def _give_back_slot(self) -> None:
+        if self._slot is not None:
+            self._work.slots.give_back(self._slot)
+            self._slot = None
+
+    def _give_back(self) -> None:
+        self._give_back_slot()
+        if self._is_leased:
+            self._work.leases.give_back(self.tenant)
+            self._is_leased = False

@@ -1,0 +1,117 @@
+"""Which cycle a run works on, and opening one in every journal before any cell starts.
+
+Opening is idempotent by name. A shard that lags is brought to the fleet's newest cycle; a damaged
+journal is left to its own shard's run.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+
+from tenant_pipelines.errors import InvalidRequest, JournalUnusable
+from tenant_pipelines.fleet.model import Fleet
+from tenant_pipelines.journal.entries import instant
+from tenant_pipelines.journal.fold import Cycle, cycles_of
+from tenant_pipelines.journal.journal import Journal
+
+FIRST_CYCLE = "1"
+
+
+def newest_cycle(cycles: Iterable[Cycle]) -> Cycle | None:
+    """Return the newest cycle: the latest instant, each name at its earliest one."""
+    earliest: dict[str, Cycle] = {}
+    for cycle in sorted(cycles):
+        earliest.setdefault(cycle.name, cycle)
+    return max(earliest.values(), default=None)
+
+
+def cycle_to_open(known: Iterable[Cycle], *, asked: str | None, root: str, now: datetime) -> Cycle:
+    """Decide which cycle a run works on.
+
+    Args:
+        known: every cycle that any journal of the fleet knows.
+        asked: name of the new cycle asked for, ``""`` for one named by the root run, None for none.
+        root: id of the root run or backfill: its new cycle is opened once.
+        now: the opening time, for a cycle that is new.
+
+    Returns:
+        The cycle; it is new when no known cycle has its name.
+
+    Raises:
+        InvalidRequest: the asked-for name belongs to a cycle that is not the newest.
+    """
+    known = list(known)
+    newest = newest_cycle(known)
+    at = instant(now)
+    if asked is None:
+        return newest or Cycle(instant=at, name=FIRST_CYCLE, root=root)
+    opened_by_root = newest_cycle(cycle for cycle in known if cycle.root == root)
+    if newest is not None and opened_by_root is not None:
+        return newest  # the force of this root is spent: a re-execution resumes
+    name = asked or root
+    if newest is not None and newest.name == name:
+        return newest
+    if newest is not None and any(cycle.name == name for cycle in known):
+        raise InvalidRequest(
+            place="new cycle",
+            found=f"the name {name!r}, which an older cycle has",
+            wanted=f"a new name, or the newest cycle's, {newest.name!r}",
+            fix="Choose another name; an old cycle is never opened again.",
+        )
+    if newest is not None and at <= newest.instant:
+        at = _just_after(newest.instant)  # the clock went back; newer still means later
+    return Cycle(instant=at, name=name, root=root)
+
+
+def _just_after(at: str) -> str:
+    return instant(datetime.fromisoformat(at) + timedelta(microseconds=1))
+
+
+def known_cycles(fleet: Fleet) -> tuple[list[Cycle], dict[str, JournalUnusable]]:
+    """Return every cycle that the fleet's readable journals know, and the unusable journals."""
+    found: list[Cycle] = []
+    unusable: dict[str, JournalUnusable] = {}
+    for shard in fleet.shards:
+        try:
+            journal = Journal.existing(fleet.journal_path(shard), fleet=fleet.name, shard=shard)
+            if journal is not None:
+                with journal:
+                    found.extend(cycles_of(journal.cycle_entries()))
+        except JournalUnusable as error:
+            unusable[shard] = error
+    return found, unusable
+
+
+def open_cycle(
+    fleet: Fleet,
+    *,
+    asked: str | None,
+    root: str,
+    run_id: str,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Cycle:
+    """Choose the run's cycle and record it in every openable journal that lags.
+
+    Args:
+        fleet: the fleet.
+        asked: see ``cycle_to_open``.
+        root: id of the root run or backfill.
+        run_id: the run that opens it.
+        now: the clock, UTC.
+
+    Returns:
+        The cycle that the run works on.
+
+    Raises:
+        InvalidRequest: see ``cycle_to_open``.
+    """
+    known, unusable = known_cycles(fleet)
+    cycle = cycle_to_open(known, asked=asked, root=root, now=now())
+    for shard in fleet.shards:
+        if shard in unusable:
+            continue
+        try:
+            with Journal(fleet.journal_path(shard), fleet=fleet.name, shard=shard) as journal:
+                journal.open_cycle(cycle, run_id=run_id)
+        except JournalUnusable:
+            continue  # left to its own shard's run, which says so
+    return cycle

@@ -1,0 +1,276 @@
+"""Runs one shard: a pool of daemon threads, one chain per tenant, events to the calling thread.
+
+The threads are daemons: on termination nothing new starts, what runs gets a few seconds, and then
+the process may exit with a step still in it; the journal calls that step interrupted.
+"""
+
+import heapq
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from tenant_pipelines.engine.chain import Chain
+from tenant_pipelines.engine.leases import TenantLeases
+from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, Request, plan_tenant
+from tenant_pipelines.engine.ports import CellStore
+from tenant_pipelines.engine.slots import Slots
+from tenant_pipelines.engine.work import CellEvent, CellHeld, ShardReport, ShardWork
+from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
+from tenant_pipelines.fleet.model import Fleet, Shard
+from tenant_pipelines.fleet.settings import resolve_settings
+from tenant_pipelines.journal.fold import CellState, Cycle, TenantState, fold_tenant
+from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines.storage.ledger import Ledger
+from tenant_pipelines.storage.output import StoredOutput
+
+STOP_SECONDS = 5.0
+
+
+class ShardRun:
+    """One run's work in one shard; iterate ``events``, then read ``report``."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        shard: str,
+        journal: Journal,
+        store: CellStore,
+        cycle: Cycle,
+        run_id: str,
+        request: Request,
+        environ: Mapping[str, str],
+    ) -> None:
+        """Prepare the run; nothing is read or written yet.
+
+        Args:
+            fleet: the fleet.
+            shard: name of the shard.
+            journal: the shard's journal, with ``cycle`` open in it.
+            store: where outputs go.
+            cycle: the cycle to work on.
+            run_id: id of the run.
+            request: what was asked for.
+            environ: for ``${…}`` in the tenants' settings.
+        """
+        self._fleet = fleet
+        self._shard = fleet.shard(shard)
+        self._environ = environ
+        self._stops = threading.Event()
+        self._told: queue.SimpleQueue[CellEvent | BaseException | None] = queue.SimpleQueue()
+        locks = fleet.shard_state(shard) / "locks"
+        limit = self._shard.limits.max_concurrent
+        self._leases = TenantLeases(locks)
+        self._slots = Slots(locks, limit)
+        self._work = ShardWork(
+            fleet=fleet,
+            shard=self._shard,
+            cycle=cycle,
+            run_id=run_id,
+            request=request,
+            journal=journal,
+            store=store,
+            ledger=ledger_of(fleet),
+            leases=self._leases,
+            slots=self._slots,
+            should_stop=self._stops.is_set,
+            tell=self._told.put,
+        )
+        self.report = ShardReport(shard=shard, cycle=cycle.name)
+
+    def stop(self) -> None:
+        """Start nothing new; cells that run may end."""
+        self._stops.set()
+
+    def events(self) -> Iterator[CellEvent]:
+        """Run the shard, yielding each completed and failed cell once the journal has it.
+
+        Closing the iterator, or an exception thrown into it, stops the run: cells that run get
+        ``STOP_SECONDS`` to end.
+
+        Raises:
+            JournalUnusable: the journal cannot be read or written any more.
+        """
+        chains = self._chains()
+        pool = _Pool(chains, self._told)
+        threads = min(self._shard.limits.max_concurrent, len(chains))
+        pool.start(threads, name=f"{self._fleet.name}/{self._shard.name}")
+        try:
+            while (told := self._told.get()) is not None:
+                if isinstance(told, BaseException):
+                    raise told
+                yield told
+        finally:
+            self.stop()
+            if pool.join(STOP_SECONDS):
+                self._leases.close()
+                self._slots.close()
+            for chain in chains:
+                chain.report_to(self.report)
+
+    def _chains(self) -> list[Chain]:
+        """Plan every asked-for tenant; return a chain for each that has something to run."""
+        states, seen = self._unfinished()
+        strangers = [name for name in self._asked() if name not in seen]
+        states.update((name, TenantState()) for name in strangers)
+        moved = find_moved(self._fleet, self._shard, self._work.journal, strangers)
+        chains = []
+        for name in self._asked():
+            if name not in states:
+                continue
+            cells = self._plan(states[name])
+            waiting = [cell for cell in cells if cell.action is not Action.SKIP]
+            try:
+                if name in moved:
+                    raise moved[name]
+                resolved = resolve_settings(
+                    self._fleet.path, self._shard.tenants[name], self._environ
+                )
+            except (TenantSettingMissing, TenantMoved) as error:
+                self.report.skipped += len(cells) - len(waiting)
+                self.report.held += [
+                    CellHeld(
+                        tenant=name, step=cell.step, reason=hold_reason(error), detail=str(error)
+                    )
+                    for cell in waiting
+                ]
+                continue
+            chains.append(Chain(self._work, tenant=name, resolved=resolved, state=states[name]))
+        return chains
+
+    def _plan(self, state: TenantState) -> list[PlannedCell]:
+        return plan_tenant(
+            self._fleet.pipeline, state, self._work.request, has_artifact=self._has_artifact
+        )
+
+    def _asked(self) -> list[str]:
+        asked = self._work.request.tenants
+        return [name for name in self._shard.tenants if asked is None or name in asked]
+
+    def _unfinished(self) -> tuple[dict[str, TenantState], set[str]]:
+        """Return the state of each asked-for tenant with something to do, and who has entries."""
+        asked, seen = set(self._asked()), set()
+        states: dict[str, TenantState] = {}
+        for tenant, entries in self._work.journal.by_tenant(self._work.cycle.name):
+            if tenant not in asked:
+                continue
+            seen.add(tenant)
+            state = fold_tenant(entries)
+            cells = self._plan(state)
+            if all(cell.action is Action.SKIP for cell in cells):
+                self.report.skipped += len(cells)
+            else:
+                states[tenant] = state
+        return states, seen
+
+    def _has_artifact(self, cell: CellState) -> bool:
+        return cell.output is not None and self._work.store.exists(
+            StoredOutput.from_json(cell.output)
+        )
+
+
+class _Pool:
+    """Daemon threads that advance chains, the ones that wait when they are due."""
+
+    def __init__(
+        self, chains: list[Chain], told: "queue.SimpleQueue[CellEvent | BaseException | None]"
+    ) -> None:
+        self._order = itertools.count()
+        self._due = [(0.0, next(self._order), chain) for chain in chains]
+        self._left = len(chains)
+        self._changed = threading.Condition()
+        self._told = told
+        self._threads: list[threading.Thread] = []
+        if not chains:
+            told.put(None)
+
+    def start(self, threads: int, *, name: str) -> None:
+        for number in range(threads):
+            thread = threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the threads; tell whether all have ended."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        while (chain := self._take()) is not None:
+            try:
+                wait = chain.advance()
+            except BaseException as error:  # noqa: BLE001  (told to the run's own thread)
+                self._told.put(error)
+                self._end(all_of_them=True)
+                return
+            if wait is None:
+                self._end()
+            else:
+                with self._changed:
+                    due = time.monotonic() + wait
+                    heapq.heappush(self._due, (due, next(self._order), chain))
+                    self._changed.notify()
+
+    def _take(self) -> Chain | None:
+        with self._changed:
+            while self._left:
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                if wait is not None and wait <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(wait)
+        return None
+
+    def _end(self, *, all_of_them: bool = False) -> None:
+        with self._changed:
+            self._left = 0 if all_of_them else self._left - 1
+            if self._left == 0:
+                self._told.put(None)
+                self._changed.notify_all()
+
+
+def ledger_of(fleet: Fleet) -> Ledger | None:
+    """Return the ledger of the fleet's warehouse; None when the pipeline does not use one."""
+    if fleet.warehouse is None or not fleet.pipeline.uses_ledger:
+        return None
+    return Ledger(fleet.warehouse, fleet.name)
+
+
+def hold_reason(error: TenantSettingMissing | TenantMoved) -> Reason:
+    """Return the reason that stands for the error in a plan."""
+    if isinstance(error, TenantMoved):
+        return Reason.TENANT_MOVED
+    return Reason.TENANT_SETTING_MISSING
+
+
+def find_moved(
+    fleet: Fleet, shard: Shard, journal: Journal | None, strangers: list[str]
+) -> dict[str, TenantMoved]:
+    """Return the error for each tenant whose history is in another shard's journal.
+
+    Args:
+        fleet: the fleet.
+        shard: the shard that lists them now.
+        journal: that shard's journal, None when there is none yet.
+        strangers: tenants of the shard without an entry in the newest cycle.
+    """
+    unknown = set(strangers)
+    if unknown and journal is not None:
+        unknown -= journal.tenants()
+    moved: dict[str, TenantMoved] = {}
+    for other in fleet.shards if unknown else ():
+        if other == shard.name:
+            continue
+        try:
+            elsewhere = Journal.existing(fleet.journal_path(other), fleet=fleet.name, shard=other)
+        except JournalUnusable:
+            continue  # what it knows cannot be read; its own shard says so
+        if elsewhere is None:
+            continue
+        with elsewhere:
+            for tenant in unknown & elsewhere.tenants():
+                moved[tenant] = TenantMoved(tenant=tenant, shard=shard.name, old_shard=other)
+    return moved

@@ -1,0 +1,73 @@
+"""What a step may not do to the process it shares, and how its failure is described.
+
+A step that calls ``os.chdir`` gets an exception and the directory stays: all tenants of the process
+share it. The audit event of ``chdir`` is raised in the calling thread before the call
+(https://docs.python.org/3/library/os.html#os.chdir), so no other tenant notices.
+"""
+
+import contextlib
+import functools
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tenant_pipelines.errors import StepChangedDirectory, TenantPipelinesError
+from tenant_pipelines.fleet.settings import redact
+
+_MESSAGE_CHARACTERS = 2_000
+_FRAMES = 12
+_local = threading.local()
+
+
+def _refuse_chdir(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "os.chdir" and getattr(_local, "runs_step", False):
+        raise StepChangedDirectory(directory=str(arguments[0]))
+
+
+@functools.cache
+def _install() -> None:
+    sys.addaudithook(_refuse_chdir)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Run a step's function in this thread under the rules above."""
+    _install()
+    _local.runs_step = True
+    try:
+        yield
+    finally:
+        _local.runs_step = False
+
+
+def describe_failure(error: BaseException, secrets: Sequence[str]) -> dict[str, str]:
+    """Return ``{"type", "message", "traceback"}`` of any exception, however broken, no secrets.
+
+    Args:
+        error: what a step raised; its ``str`` may itself raise.
+        secrets: texts that must not appear.
+    """
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else _qualified(kind)
+    try:
+        message = str(error)
+    except BaseException:  # noqa: BLE001  (a step's exception can do anything)
+        message = "(the exception cannot be printed)"
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    if isinstance(error, TenantPipelinesError):
+        frames = traceback.StackSummary()
+    return {
+        "type": name,
+        "message": _clean(message, secrets)[:_MESSAGE_CHARACTERS],
+        "traceback": _clean("".join(traceback.format_list(frames)), secrets),
+    }
+
+
+def _qualified(kind: type[BaseException]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _clean(text: str, secrets: Sequence[str]) -> str:
+    return redact(text, secrets).encode("utf-8", "backslashreplace").decode("utf-8")
