@@ -190,6 +190,20 @@ class UnsupportedOutput(TenantPipelinesError, TypeError):
         )
 
 
+class OutputMissing(TenantPipelinesError, LookupError):
+    """A downstream asset wants the output of a cell that never completed."""
+
+    def __init__(self, *, shard: str, tenant: str, step: str) -> None:
+        super().__init__(
+            f"shard {shard!r}, tenant {tenant!r}: step {step!r} has no completed output. Run it "
+            f"first, or give the input the metadata "
+            f"{{'tenant_pipelines/missing': 'skip'}} to go on without this tenant.",
+            shard=shard,
+            tenant=tenant,
+            step=step,
+        )
+
+
 class ArtifactMissing(TenantPipelinesError, FileNotFoundError):
     """The stored output of a cell is gone."""
 
@@ -240,3 +254,10 @@ class StepChangedDirectory(TenantPipelinesError):
             f"tenants of the process and was left alone. Use absolute paths.",
             directory=directory,
         )
+
+
+class LocksUnusable(TenantPipelinesError):
+    """Locks cannot be taken or asked for here; nothing was started under them."""
+
+    def __init__(self, *, path: Path, found: str, fix: str) -> None:
+        super().__init__(f"{path}: {found}. {fix}.", path=path, found=found, fix=fix)

@@ -1,0 +1,147 @@
+"""``run``: the fleet job through Dagster, only the shards that have something to do."""
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tenant_pipelines.cli.common import (
+    ALL_DONE,
+    NOT_DONE,
+    FleetOption,
+    JsonOption,
+    NewCycleOption,
+    ShardOption,
+    StepOption,
+    TenantOption,
+    chosen_shards,
+    fleet_of,
+    print_json,
+    wide_console,
+)
+from tenant_pipelines.cli.outcome import is_all_done, outcome_of, print_outcomes
+from tenant_pipelines.cli.progress import RunProgress
+from tenant_pipelines.engine.overview import FleetReader
+from tenant_pipelines.engine.plan import Action, Request
+from tenant_pipelines.engine.run_locks import dead_runs
+from tenant_pipelines.errors import InvalidRequest
+from tenant_pipelines.fleet.model import Fleet
+
+
+def run(
+    fleet: FleetOption = None,
+    shard: ShardOption = None,
+    tenant: TenantOption = None,
+    step: StepOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run the chosen cells again, then what they change.")
+    ] = False,
+    new_cycle: NewCycleOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run what is missing; exit 0 when every cell that was asked for is done, else 1.
+
+    Examples:
+    tenant-pipelines run --fleet flights;
+    tenant-pipelines run --tenant umbrella --step transform --force;
+    tenant-pipelines run --new-cycle 2026-12-01
+    """
+    loaded = fleet_of(fleet)
+    for name in step or []:
+        loaded.pipeline[name]
+    chosen = chosen_shards(loaded, shard, tenant)
+    run_id = str(uuid.uuid4())
+    request = Request(root=run_id, tenants=tenant, steps=step, force=force)
+    todo = _todo(loaded, chosen, request, opens=new_cycle is not None)
+    if todo:
+        _launch(loaded, todo, request, new_cycle=new_cycle)
+    reader = FleetReader(loaded, environ=os.environ)
+    done_by = run_id if todo else ""
+    outcomes = [outcome_of(reader, name, run_id=done_by, request=request) for name in chosen]
+    if as_json:
+        shards = [outcome.to_json() for outcome in outcomes]
+        print_json({"fleet": loaded.name, "run_id": done_by or None, "shards": shards})
+    else:
+        print_outcomes(outcomes, wide_console())
+    raise typer.Exit(ALL_DONE if is_all_done(outcomes) else NOT_DONE)
+
+
+def _todo(fleet: Fleet, shards: list[str], request: Request, *, opens: bool) -> dict[str, int]:
+    """Return the shards to launch, with how many cells each is to run at most."""
+    reader = FleetReader(fleet, environ=os.environ)
+    left = {part for dead in dead_runs(fleet.state) for part in dead.parts}
+    todo: dict[str, int] = {}
+    for name in shards:
+        view = reader.shard(name, request, new_cycle=opens)
+        # a run that died in the shard may have completed cells that Dagster never heard of
+        if opens or view.has_work or view.lags or name in left:
+            todo[name] = sum(cell.action in {Action.RUN, Action.CHECK} for cell in view.cells)
+    return todo
+
+
+def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: str | None) -> None:
+    # only here: Dagster takes a second to import, and a run with nothing to do needs none
+    from tenant_pipelines.orchestration.instance import end_dead_runs, find_home, open_instance
+    from tenant_pipelines.orchestration.launch import Launch, launch
+
+    home = find_home(fleet, environ=os.environ, cwd=Path.cwd())
+    with _output_to_log(fleet, request.root) as console:
+        console.print(f"DAGSTER_HOME: {home.path} ({home.origin})", markup=False)
+        instance = open_instance(home)
+        for ended in end_dead_runs(instance, fleet):
+            console.print(f"run {ended} had died: marked failed, its slots freed", markup=False)
+        with RunProgress(fleet, todo, run_id=request.root, console=console):
+            launch(
+                instance,
+                fleet,
+                Launch(
+                    run_id=request.root,
+                    shards=list(todo),
+                    tenants=request.tenants,
+                    steps=request.steps,
+                    force=request.force,
+                    new_cycle=new_cycle,
+                ),
+            )
+
+
+@contextlib.contextmanager
+def _output_to_log(fleet: Fleet, run_id: str) -> Iterator[Console]:
+    """Send what Dagster and the steps print to a log file; yield a console on the real stderr.
+
+    The log is removed when the run succeeds in saying nothing that matters: when it is empty.
+    """
+    folder = fleet.state / "logs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = (folder / f"{run_id}.log").open("wb")
+    except OSError as error:
+        raise InvalidRequest(
+            place=str(folder),
+            found=f"a folder that cannot be written ({error.strerror})",
+            wanted="a state folder that this user can write",
+            fix="Mend its rights, or set $TENANT_PIPELINES_STATE to another.",
+        ) from error
+    sys.stdout.flush()
+    sys.stderr.flush()
+    stdout, stderr = os.dup(1), os.dup(2)
+    try:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        with os.fdopen(os.dup(stderr), "w") as terminal:
+            yield Console(file=terminal, soft_wrap=True)
+    finally:
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.close(stdout)
+        os.close(stderr)
+        log.close()
+        path = Path(log.name)
+        if path.stat().st_size == 0:
+            path.unlink()

@@ -1,0 +1,246 @@
+"""``plan``, ``why`` and ``status``: what would run and why, and how the newest cycle stands."""
+
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from tenant_pipelines.cli.common import (
+    ALL_DONE,
+    NOT_DONE,
+    FleetOption,
+    JsonOption,
+    NewCycleOption,
+    ShardOption,
+    StepOption,
+    TenantOption,
+    chosen_shards,
+    fleet_of,
+    print_json,
+    wide_console,
+)
+from tenant_pipelines.engine.overview import CellView, FleetReader, ShardStatus, ShardView, State
+from tenant_pipelines.engine.plan import Action, Reason, Request
+from tenant_pipelines.errors import InvalidRequest
+from tenant_pipelines.journal.entries import instant
+
+_MOST_ROWS = 200
+
+
+def plan(
+    fleet: FleetOption = None,
+    shard: ShardOption = None,
+    tenant: TenantOption = None,
+    step: StepOption = None,
+    force: Annotated[bool, typer.Option("--force", help="As run --force would.")] = False,
+    new_cycle: NewCycleOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run would do, cell by cell, and why, without running it.
+
+    Example: tenant-pipelines plan --fleet flights --shard majors
+    """
+    loaded = fleet_of(fleet)
+    for name in step or []:
+        loaded.pipeline[name]
+    request = Request(root="", tenants=tenant, steps=step, force=force)
+    reader = FleetReader(loaded, environ=os.environ)
+    views = [
+        reader.shard(name, request, new_cycle=new_cycle is not None)
+        for name in chosen_shards(loaded, shard, tenant)
+    ]
+    damaged = [view for view in views if view.damage is not None]
+    if as_json:
+        document: dict[str, Any] = {
+            "fleet": loaded.name,
+            "cells": [_planned_json(view.shard, cell) for view in views for cell in view.cells],
+            "estimated_cost": None,
+        }
+        if damaged:
+            document["damaged"] = {view.shard: str(view.damage) for view in damaged}
+        print_json(document)
+    else:
+        _print_plan(views)
+    raise typer.Exit(NOT_DONE if damaged else ALL_DONE)
+
+
+def _planned_json(shard: str, cell: CellView) -> dict[str, Any]:
+    document = {
+        "shard": shard,
+        "tenant": cell.tenant,
+        "step": cell.step,
+        "action": cell.action.value,
+        "reason": cell.reason.value,
+    }
+    return {**document, "detail": cell.detail} if cell.detail else document
+
+
+def _print_plan(views: list[ShardView]) -> None:
+    console = wide_console()
+    table = Table("shard", "tenant", "step", "action", "reason", box=None)
+    shown = 0
+    counts: dict[tuple[Action, Reason], int] = {}
+    for view in views:
+        for cell in view.cells:
+            key = (cell.action, cell.reason)
+            counts[key] = counts.get(key, 0) + 1
+            if cell.reason is not Reason.DONE and shown < _MOST_ROWS:
+                shown += 1
+                table.add_row(
+                    view.shard, cell.tenant, cell.step, cell.action.value, cell.reason.value
+                )
+    if shown:
+        console.print(table)
+    told: set[str] = set()
+    for view in views:
+        if view.damage is not None:
+            console.print(f"{view.shard}: damaged: {view.damage}", markup=False)
+        for cell in view.cells:
+            if cell.detail and cell.detail not in told:
+                told.add(cell.detail)
+                console.print(f"{cell.tenant}: {cell.detail}", markup=False)
+    for (action, reason), count in sorted(counts.items()):
+        console.print(f"{count} to {action.value}: {reason.value}", markup=False)
+
+
+def why(
+    shard: str,
+    tenant: str,
+    step: str,
+    fleet: FleetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say in one line what a run would do with one cell, and why.
+
+    Example: tenant-pipelines why shard_2 umbrella transform --fleet tenant_shards
+    """
+    loaded = fleet_of(fleet)
+    loaded.pipeline[step]
+    chosen_shards(loaded, [shard], [tenant])
+    reader = FleetReader(loaded, environ=os.environ)
+    view = reader.shard(shard, Request(root="", tenants=[tenant]))
+    if view.damage is not None:
+        raise view.damage
+    cell = next(cell for cell in view.cells if cell.step == step)
+    if as_json:
+        print_json({"fleet": loaded.name, **_planned_json(shard, cell), **_cell_json(cell)})
+        return
+    newest = f" in cycle {view.cycle}" if view.cycle else ""
+    error = cell.cell.error
+    because = cell.detail or (f"{error['type']}: {error['message']}" if error else "")
+    typer.echo(
+        f"{shard} {tenant} {step}: {cell.state.value}{newest}; a run would "
+        f"{cell.action.value} it: {cell.reason.value}" + (f" ({because})" if because else "")
+    )
+
+
+def status(
+    fleet: FleetOption = None,
+    shard: ShardOption = None,
+    stale_after: Annotated[
+        str | None,
+        typer.Option(
+            help="Also list tenants whose last completion is older, such as 24h, 90m, 2d.",
+            metavar="AGE",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how every shard and tenant stands in the newest cycle; exit 1 when not all is done.
+
+    Example: tenant-pipelines status --fleet flights --stale-after 24h
+    """
+    oldest = _oldest(stale_after)
+    loaded = fleet_of(fleet)
+    reader = FleetReader(loaded, environ=os.environ)
+    request = Request(root="")
+    views = [reader.shard(name, request) for name in chosen_shards(loaded, shard, None)]
+    if as_json:
+        print_json({"fleet": loaded.name, "shards": [_shard_json(v, oldest) for v in views]})
+    else:
+        _print_status(views, oldest)
+    is_done = all(view.status is ShardStatus.COMPLETED for view in views)
+    raise typer.Exit(ALL_DONE if is_done else NOT_DONE)
+
+
+def _oldest(age: str | None) -> str | None:
+    if age is None:
+        return None
+    matched = re.fullmatch(r"(\d+)([smhd])", age)
+    if matched is None:
+        raise InvalidRequest(
+            place="--stale-after", found=repr(age), wanted="a number and s, m, h or d, such as 24h",
+            fix="Write it like that.",
+        )  # fmt: skip
+    seconds = int(matched[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[matched[2]]
+    return instant(datetime.now(UTC) - timedelta(seconds=min(seconds, 10**10)))
+
+
+def _by_tenant(view: ShardView) -> dict[str, list[CellView]]:
+    tenants: dict[str, list[CellView]] = {}
+    for cell in view.cells:
+        tenants.setdefault(cell.tenant, []).append(cell)
+    return tenants
+
+
+def _is_stale(cells: list[CellView], oldest: str | None) -> bool:
+    return oldest is not None and any(
+        cell.state is not State.COMPLETED or cell.cell.at < oldest for cell in cells
+    )
+
+
+def _shard_json(view: ShardView, oldest: str | None) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "shard": view.shard,
+        "cycle": view.cycle,
+        "status": view.status.value,
+        "tenants": [
+            {"tenant": tenant, "steps": [_cell_json(cell) for cell in cells]}
+            | ({"stale": _is_stale(cells, oldest)} if oldest else {})
+            for tenant, cells in _by_tenant(view).items()
+        ],
+    }
+    return document | ({"error": str(view.damage)} if view.damage else {})
+
+
+def _cell_json(cell: CellView) -> dict[str, Any]:
+    document = {
+        "step": cell.step,
+        "state": cell.state.value,
+        "reason": cell.reason.value,
+        "attempts": cell.cell.attempts,
+        "run_id": cell.cell.run_id or None,
+        "at": cell.cell.at or None,
+    }
+    return document | ({"error": dict(cell.cell.error)} if cell.cell.error else {})
+
+
+def _print_status(views: list[ShardView], oldest: str | None) -> None:
+    console = wide_console()
+    table = Table("shard", "cycle", "status", *(state.value for state in State), box=None)
+    for view in views:
+        states = [cell.state for cell in view.cells]
+        counts = (str(states.count(state)) for state in State)
+        table.add_row(view.shard, view.cycle or "-", view.status.value, *counts)
+    console.print(table)
+    shown = 0
+    for view in views:
+        if view.damage is not None:
+            console.print(f"{view.shard}: {view.damage}", markup=False)
+        for tenant, cells in _by_tenant(view).items():
+            for cell in cells:
+                if cell.reason is Reason.DONE or shown >= _MOST_ROWS:
+                    continue
+                shown += 1
+                error = cell.cell.error
+                because = cell.detail or (f"{error['type']}: {error['message']}" if error else "")
+                console.print(
+                    f"{view.shard} {tenant} {cell.step}: {cell.state.value}, {cell.reason.value}"
+                    + (f": {because}" if because else ""),
+                    markup=False,
+                )
+            if _is_stale(cells, oldest):
+                console.print(f"{view.shard} {tenant}: stale", markup=False)

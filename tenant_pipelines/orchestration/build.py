@@ -1,0 +1,42 @@
+"""Fleets to Dagster definitions: assets, jobs and resources."""
+
+from dagster import Definitions
+
+from tenant_pipelines.errors import InvalidRequest
+from tenant_pipelines.fleet.model import Fleet
+from tenant_pipelines.orchestration import names
+from tenant_pipelines.orchestration.assets import shard_asset_job, shard_assets
+from tenant_pipelines.orchestration.io_manager import TenantIOManager
+from tenant_pipelines.orchestration.jobs import fleet_op_job
+from tenant_pipelines.orchestration.resources import RunJournalResource
+
+
+def build_definitions(*fleets: Fleet) -> Definitions:
+    """Return everything Dagster needs of the fleets; merge it with your own definitions.
+
+    Args:
+        fleets: what ``load_fleet`` returned, each with a name of its own.
+
+    Raises:
+        InvalidRequest: two fleets of one name.
+    """
+    given = [fleet.name for fleet in fleets]
+    if len(set(given)) < len(given):
+        raise InvalidRequest(
+            place="build_definitions",
+            found=f"the fleets {', '.join(given)}",
+            wanted="each name once",
+            fix="Change 'name:' in one of the fleet files.",
+        )
+    resources: dict[str, object] = {}
+    for fleet in fleets:
+        resources[names.cells_resource(fleet.name)] = TenantIOManager(fleet)
+        resources[names.journal_resource(fleet.name)] = RunJournalResource(fleet)
+    return Definitions(
+        assets=[shard_assets(fleet, shard) for fleet in fleets for shard in fleet.shards],
+        jobs=[
+            *(fleet_op_job(fleet) for fleet in fleets),
+            *(shard_asset_job(fleet, shard) for fleet in fleets for shard in fleet.shards),
+        ],
+        resources=resources,
+    )

@@ -1,0 +1,125 @@
+"""Everything of Dagster that is not public: one place, pinned to 1.13, covered by a test each.
+
+``get_and_update_asset_status_cache_value`` is what the UI's partition bars are made of;
+``AssetMaterializationPlannedData`` is how Dagster itself records that a run intends to make a key;
+``execute_run`` is ``execute_job`` with a run id that is known before it starts.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dagster import (
+    AssetKey,
+    DagsterEvent,
+    DagsterEventType,
+    DagsterInstance,
+    DynamicPartitionsDefinition,
+)
+from dagster._core.definitions.reconstruct import ReconstructableJob
+from dagster._core.events import AssetMaterializationPlannedData, EngineEventData
+from dagster._core.execution.api import execute_run
+from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColours:
+    """What Dagster shows of one asset: the keys it counts as materialized and as failed."""
+
+    materialized: frozenset[str]
+    failed: frozenset[str]
+
+
+def colours_of(
+    instance: DagsterInstance, asset_key: AssetKey, partitions: DynamicPartitionsDefinition
+) -> KeyColours:
+    """Return the keys of an asset that Dagster shows as materialized and as failed.
+
+    Inside a run its planned keys read as in progress everywhere else; here a key that failed
+    before stays failed until something materializes it.
+    """
+    value = get_and_update_asset_status_cache_value(instance, asset_key, partitions)
+    if value is None:
+        return KeyColours(frozenset(), frozenset())
+    return KeyColours(
+        frozenset(
+            value.deserialize_materialized_partition_subsets(partitions).get_partition_keys()
+        ),
+        frozenset(value.deserialize_failed_partition_subsets(partitions).get_partition_keys()),
+    )
+
+
+def log_planned(
+    instance: DagsterInstance,
+    *,
+    run_id: str,
+    job_name: str,
+    step_key: str,
+    keys: Iterable[tuple[AssetKey, str]],
+) -> None:
+    """Record that a run meant to make some keys, so that its failure shows them failed.
+
+    Args:
+        instance: the Dagster instance.
+        run_id: the run.
+        job_name: its job.
+        step_key: the step that logs.
+        keys: asset and partition key of each.
+    """
+    for asset_key, partition in keys:
+        event = DagsterEvent.build_asset_materialization_planned_event(
+            job_name,
+            step_key,
+            AssetMaterializationPlannedData(asset_key, partition=partition),
+        )
+        instance.report_dagster_event(event, run_id=run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorProcess:
+    """The process that a run's executor said it is, and when it said so (seconds since 1970)."""
+
+    pid: int
+    seen_at: float
+
+
+def executor_process(instance: DagsterInstance, run_id: str) -> ExecutorProcess | None:
+    """Return the process of a local multiprocess run, None when it never said."""
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.ENGINE_EVENT):
+        event = entry.dagster_event
+        data = event.event_specific_data if event is not None else None
+        pid = data.metadata.get("pid") if isinstance(data, EngineEventData) else None
+        if pid is not None and str(pid.value).isdigit():
+            return ExecutorProcess(int(str(pid.value)), entry.timestamp)
+    return None
+
+
+def execute_with_id(
+    job: ReconstructableJob,
+    instance: DagsterInstance,
+    *,
+    run_id: str,
+    run_config: dict[str, object],
+    ops: list[str],
+) -> bool:
+    """Execute a job in this process as ``dagster job execute`` does, under a run id chosen before.
+
+    Args:
+        job: the job.
+        instance: the instance.
+        run_id: id of the run.
+        run_config: config of the run.
+        ops: names of the ops to run.
+
+    Returns:
+        Whether the run succeeded.
+    """
+    subset = job.get_subset(op_selection=ops)
+    run = instance.create_run_for_job(
+        job_def=subset.get_definition(),
+        run_id=run_id,
+        run_config=run_config,
+        op_selection=ops,
+        resolved_op_selection=frozenset(ops),
+        job_code_origin=subset.get_python_origin(),
+    )
+    return execute_run(subset, run, instance, raise_on_error=False).success

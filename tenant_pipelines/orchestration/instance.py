@@ -1,0 +1,162 @@
+"""The Dagster instance of our commands: where it is, how it is set up, and ending its dead runs."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+
+from tenant_pipelines.engine.run_locks import dead_runs, forget, process_is_gone
+from tenant_pipelines.errors import InvalidRequest
+from tenant_pipelines.fleet.model import Fleet
+from tenant_pipelines.orchestration import names
+from tenant_pipelines.orchestration.dagster_internals import executor_process
+
+# dagster.yaml at the top of the repository says the same, with reasons; a test compares them
+INSTANCE_SETTINGS: dict[str, Any] = {
+    "telemetry": {"enabled": False},
+    "concurrency": {
+        "pools": {"granularity": "op", "default_limit": 4},
+        "runs": {
+            "max_concurrent_runs": 16,
+            "tag_concurrency_limits": [
+                {"key": names.SHARD_TAG, "value": {"applyLimitPerUniqueValue": True}, "limit": 4}
+            ],
+        },
+    },
+    "run_monitoring": {
+        "enabled": True,
+        "poll_interval_seconds": 30,
+        "free_slots_after_run_end_seconds": 30,
+    },
+    "run_retries": {"enabled": False},
+}
+
+_UNFINISHED = [DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+_DIED = (
+    "The process of this run is gone (killed, or the machine lost power). What it completed is in "
+    "the journals; run again to do only what is missing."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A DAGSTER_HOME and why it was chosen, for people."""
+
+    path: Path
+    origin: str
+
+
+def find_home(fleet: Fleet, *, environ: Mapping[str, str], cwd: Path) -> Home:
+    """Choose the DAGSTER_HOME; nothing is written.
+
+    Raises:
+        InvalidRequest: ``$DAGSTER_HOME`` is not an existing folder, absolute.
+    """
+    asked = environ.get("DAGSTER_HOME")
+    if asked:
+        path = Path(asked).expanduser()
+        if not path.is_absolute() or not path.is_dir():
+            raise InvalidRequest(
+                place="environment variable DAGSTER_HOME",
+                found=repr(asked),
+                wanted="the absolute path of an existing folder",
+                fix="Create the folder, or unset the variable.",
+            )
+        return Home(path, "$DAGSTER_HOME")
+    if (cwd / "dagster.yaml").is_file():
+        return Home(cwd.resolve(), "the working directory, which holds dagster.yaml")
+    return Home(fleet.state / "dagster", "DAGSTER_HOME is not set")
+
+
+def open_instance(home: Home) -> DagsterInstance:
+    """Open the instance, making its folder and dagster.yaml when there is none.
+
+    Raises:
+        InvalidRequest: the folder cannot be made, or its dagster.yaml is not valid.
+    """
+    settings = home.path / "dagster.yaml"
+    try:
+        home.path.mkdir(parents=True, exist_ok=True)
+        if not settings.exists():
+            draft = settings.with_suffix(f".{os.getpid()}.new")
+            draft.write_text(yaml.safe_dump(INSTANCE_SETTINGS, sort_keys=False))
+            draft.replace(settings)
+        os.environ["DAGSTER_HOME"] = str(home.path)
+        return DagsterInstance.from_config(str(home.path))
+    except Exception as error:
+        raise InvalidRequest(
+            place=str(settings),
+            found=f"an instance that cannot be opened ({error})",
+            wanted="a folder that can be written, with a valid dagster.yaml",
+            fix="Mend the file, or point DAGSTER_HOME to another folder.",
+        ) from error
+
+
+def end_dead_runs(instance: DagsterInstance, fleet: Fleet) -> list[str]:
+    """Mark the fleet's dead runs failed and free their slots; live and waiting runs stay.
+
+    A crash in between is harmless: the next call does the rest. What a dead run left of a shard
+    stays for that shard's next op, which brings Dagster's view up to date.
+
+    Returns:
+        Ids of the runs that were marked failed now.
+    """
+    ended: list[str] = []
+    for run in find_dead_runs(instance, fleet):
+        is_unfinished = run.status in _UNFINISHED
+        if is_unfinished:
+            instance.report_run_failed(run, _DIED)
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+        if is_unfinished:
+            ended.append(run.run_id)
+    for dead in dead_runs(fleet.state):
+        for part in {"_open", "_run"}.intersection(dead.parts):
+            forget(fleet.state, dead.run_id, part)
+    return ended
+
+
+def find_unhealthy_runs(instance: DagsterInstance, fleet: Fleet) -> list[str]:
+    """Return one line for each dead run that still shows as running or holds a slot."""
+    slots: dict[str, int] = {}
+    storage = instance.event_log_storage
+    for shard in fleet.shards:
+        info = storage.get_concurrency_info(names.partition_set(fleet.name, shard))
+        for slot in info.claimed_slots:
+            slots[slot.run_id] = slots.get(slot.run_id, 0) + 1
+    found = []
+    for run in find_dead_runs(instance, fleet):
+        held = slots.get(run.run_id, 0)
+        if run.status in _UNFINISHED or held:
+            found.append(f"run {run.run_id} is dead, shows {run.status.value}, holds {held} slots")
+    return found
+
+
+def find_dead_runs(instance: DagsterInstance, fleet: Fleet) -> Iterator[DagsterRun]:
+    """Yield the fleet's dead runs that this instance knows."""
+    locked = {dead.run_id for dead in dead_runs(fleet.state)}
+    for run_id in sorted(locked):
+        run = instance.get_run_by_id(run_id)
+        if run is not None:
+            yield run
+    jobs = {names.fleet_job(fleet.name)} | {
+        names.shard_job(fleet.name, shard) for shard in fleet.shards
+    }
+    known = _run_ids_with_locks(fleet.state)
+    for run in instance.get_runs(RunsFilter(statuses=_UNFINISHED)):
+        if run.run_id in known or run.job_name not in jobs:
+            continue
+        # it died before its first op could take a run lock: its executor told its pid
+        told = executor_process(instance, run.run_id)
+        if told is not None and process_is_gone(pid=told.pid, seen_at=told.seen_at):
+            yield run
+
+
+def _run_ids_with_locks(state: Path) -> set[str]:
+    try:
+        return {entry.name for entry in (state / "runs").iterdir()}
+    except FileNotFoundError:
+        return set()

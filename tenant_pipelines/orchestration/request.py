@@ -1,0 +1,110 @@
+"""What a Dagster run was asked for: op config, run tags, partition keys, selected assets."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dagster import DagsterRun, Field, Noneable
+
+from tenant_pipelines.engine.plan import Request
+from tenant_pipelines.errors import InvalidRequest, UnknownName
+from tenant_pipelines.fleet.model import Fleet
+from tenant_pipelines.orchestration import names
+
+OPEN_CONFIG = {
+    "new_cycle": Field(
+        Noneable(str),
+        default_value=None,
+        is_required=False,
+        description="Open a new cycle of this name first; '' names it after the root run.",
+    ),
+}
+SHARD_CONFIG = {
+    "tenants": Field(
+        Noneable([str]), default_value=None, is_required=False, description="Only these tenants."
+    ),
+    "steps": Field(
+        Noneable([str]), default_value=None, is_required=False, description="Only these steps."
+    ),
+    "force": Field(
+        bool,
+        default_value=False,
+        is_required=False,
+        description="Run the asked-for cells again, once per root run or backfill.",
+    ),
+    **OPEN_CONFIG,
+}
+
+
+def root_of(run: DagsterRun) -> str:
+    """Return the id of the root run or backfill, which re-executions share."""
+    return run.tags.get(names.BACKFILL_TAG) or run.root_run_id or run.run_id
+
+
+def asked_cycle(run: DagsterRun, config: Mapping[str, Any]) -> str | None:
+    """Return the new cycle asked for by op config or run tag: a name, ``""``, or None."""
+    asked: str | None = config.get("new_cycle")
+    if asked is not None:
+        return asked
+    tag = run.tags.get(names.NEW_CYCLE_TAG)
+    return "" if tag == "true" else tag
+
+
+def shard_request(
+    fleet: Fleet,
+    *,
+    shard: str,
+    run: DagsterRun,
+    config: Mapping[str, Any],
+    keys: list[str] | None,
+    selected: list[str] | None,
+) -> Request:
+    """Return the request, checked before the run does anything.
+
+    Args:
+        fleet: the fleet.
+        shard: name of the shard.
+        run: the Dagster run.
+        config: its op config.
+        keys: the partition keys that the run targets, None for none.
+        selected: the steps whose assets were selected, None when all were.
+
+    Raises:
+        UnknownName: a tenant or step that does not exist.
+        InvalidRequest: a tag's value, or nothing left to do.
+    """
+    force_tag = run.tags.get(names.FORCE_TAG, "false")
+    if force_tag not in {"true", "false"}:
+        raise InvalidRequest(
+            place=f"run tag {names.FORCE_TAG}",
+            found=repr(force_tag),
+            wanted="'true' or 'false'",
+            fix="Launch again with one of them.",
+        )
+    known = list(fleet.shard(shard).tenants)
+    tenants: list[str] | None = config.get("tenants")
+    for name in [*(keys or []), *(tenants or [])]:
+        if name not in fleet.shard(shard).tenants:
+            raise UnknownName(
+                kind="tenant", name=name, known=known, place=f"shard {shard!r} of {fleet.path}"
+            )
+    if keys is not None:
+        tenants = keys if tenants is None else [name for name in keys if name in tenants]
+    steps: list[str] | None = config.get("steps")
+    for name in steps or []:
+        fleet.pipeline[name]
+    if selected is not None:
+        steps = selected if steps is None else [name for name in selected if name in steps]
+    if tenants == [] or steps == []:
+        raise InvalidRequest(
+            place=f"op config of shard {shard!r}",
+            found="tenants or steps that the selected partitions and assets leave out",
+            wanted="at least one cell",
+            fix="Select them in one place only.",
+        )
+    return Request(
+        root=root_of(run),
+        tenants=None if tenants is None else frozenset(tenants),
+        steps=None if steps is None else frozenset(steps),
+        force=bool(config.get("force")) or force_tag == "true",
+        is_exact=selected is not None,
+    )

@@ -1,0 +1,236 @@
+"""What a shard's op does: run the engine on one shard, and project each cell to Dagster.
+
+The journal is the authority and the events are its projection: an event is logged right after the
+journal has the entry, from the op's own thread, while the tenants go on.
+"""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from dagster import DagsterRunStatus, Failure, OpExecutionContext
+
+from tenant_pipelines.engine.cycles import newest_cycle, open_cycle
+from tenant_pipelines.engine.plan import Request
+from tenant_pipelines.engine.run_locks import forget, hold_run_lock, leftover_parts
+from tenant_pipelines.engine.runner import ShardRun
+from tenant_pipelines.engine.work import CellCompleted, ShardReport
+from tenant_pipelines.errors import TenantPipelinesError
+from tenant_pipelines.fleet.model import Fleet
+from tenant_pipelines.journal.fold import Cycle, cycles_of
+from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines.orchestration import names
+from tenant_pipelines.orchestration.dagster_internals import colours_of, log_planned
+from tenant_pipelines.orchestration.io_manager import TenantIOManager
+from tenant_pipelines.orchestration.register import register_shard
+from tenant_pipelines.orchestration.request import asked_cycle, root_of, shard_request
+from tenant_pipelines.orchestration.resources import RunJournalResource
+from tenant_pipelines.orchestration.view import (
+    cells_to_restate,
+    keys_not_done,
+    materialization,
+    restatement,
+    summary,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class _ShardOp:
+    """One execution of a shard's op."""
+
+    context: OpExecutionContext
+    fleet: Fleet
+    shard: str
+    request: Request
+    has_planned_keys: bool
+    journal: Journal
+    cycle: Cycle
+    store: TenantIOManager
+    logged: set[tuple[str, str]] = field(default_factory=set)
+
+    def run(self) -> ShardReport:
+        """Run the shard, log an event per completed cell, then make Dagster show the truth."""
+        run = ShardRun(
+            fleet=self.fleet,
+            shard=self.shard,
+            journal=self.journal,
+            store=self.store,
+            cycle=self.cycle,
+            run_id=self.context.run_id,
+            request=self.request,
+            environ=os.environ,
+        )
+        for event in run.events():
+            if isinstance(event, CellCompleted):
+                self.context.log_event(materialization(self.fleet.name, event))
+                self.logged.add((event.attempt.tenant, event.attempt.step))
+        if self._is_cancelled():
+            return run.report
+        if not run.report.is_complete and not self.has_planned_keys:
+            self._plan_red(run.report)
+        self._restate(run.report)
+        return run.report
+
+    def _is_cancelled(self) -> bool:
+        run = self.context.instance.get_run_by_id(self.context.run_id)
+        return run is not None and run.status is DagsterRunStatus.CANCELING
+
+    def _plan_red(self, report: ShardReport) -> None:
+        log_planned(
+            self.context.instance,
+            run_id=self.context.run_id,
+            job_name=self.context.job_name,
+            step_key=self.context.get_step_execution_context().step.key,
+            keys=[
+                (names.asset_key(self.fleet.name, self.shard, step), tenant)
+                for tenant, step in keys_not_done(report)
+            ],
+        )
+
+    def _restate(self, report: ShardReport) -> None:
+        tags = self.context.run.tags
+        every_key = self.has_planned_keys and (not report.is_complete or names.BACKFILL_TAG in tags)
+        steps = self.request.asked_steps(self.fleet.pipeline)
+        colours = None
+        if not every_key:
+            partitions = names.partitions_of(self.fleet.name, self.shard)
+            colours = {
+                step: colours_of(
+                    self.context.instance,
+                    names.asset_key(self.fleet.name, self.shard, step),
+                    partitions,
+                )
+                for step in steps
+            }
+        tenants: Collection[str] = self.fleet.shard(self.shard).tenants
+        for tenant, step, cell in cells_to_restate(
+            self.fleet,
+            self.journal,
+            cycle=self.cycle.name,
+            tenants=tenants if self.request.tenants is None else self.request.tenants,
+            steps=steps,
+            logged=self.logged,
+            colours=colours,
+        ):
+            self.context.log_event(
+                restatement(
+                    self.fleet.name,
+                    shard=self.shard,
+                    cycle=self.cycle.name,
+                    tenant=tenant,
+                    step=step,
+                    cell=cell,
+                )
+            )
+
+
+def run_open_op(context: OpExecutionContext, fleet: Fleet) -> None:
+    """Open the run's cycle in every openable journal, before any shard starts.
+
+    Raises:
+        Failure: the request makes no sense; nothing was opened.
+    """
+    try:
+        with hold_run_lock(fleet.state, context.run_id, "_open"):
+            open_cycle(
+                fleet,
+                asked=asked_cycle(context.run, context.op_config),
+                root=root_of(context.run),
+                run_id=context.run_id,
+            )
+    except TenantPipelinesError as error:
+        raise _failure(error) from None
+
+
+def run_shard_op(
+    context: OpExecutionContext,
+    fleet: Fleet,
+    shard: str,
+    *,
+    keys: list[str] | None = None,
+    selected: list[str] | None = None,
+    opens_cycle: bool,
+) -> None:
+    """Run one shard.
+
+    Args:
+        context: of the op.
+        fleet: the fleet.
+        shard: name of the shard.
+        keys: the partition keys that the run targets, None for none.
+        selected: the steps whose assets were selected, None when all were.
+        opens_cycle: whether this op opens the run's cycle itself (no op before it did).
+
+    Raises:
+        Failure: a cell that was asked for is not done, or the shard cannot run; never retried.
+    """
+    context.instance.add_run_tags(
+        context.run_id, {names.MAX_RETRIES_TAG: "0", names.SHARD_TAG: shard}
+    )
+    try:
+        request = shard_request(
+            fleet,
+            shard=shard,
+            run=context.run,
+            config=context.op_config,
+            keys=keys,
+            selected=selected,
+        )
+        with hold_run_lock(fleet.state, context.run_id, shard):
+            report = _run_locked(context, fleet, shard, request, keys, opens_cycle=opens_cycle)
+            for run_id in leftover_parts(fleet.state, shard):
+                forget(fleet.state, run_id, shard)
+    except TenantPipelinesError as error:
+        raise _failure(error) from None
+    if not report.is_complete:
+        raise Failure(description=summary(report), allow_retries=False)
+    said = summary(report) + _how_to_force(report, fleet, shard)
+    context.log.info(said)
+
+
+def _run_locked(
+    context: OpExecutionContext,
+    fleet: Fleet,
+    shard: str,
+    request: Request,
+    keys: list[str] | None,
+    *,
+    opens_cycle: bool,
+) -> ShardReport:
+    register_shard(context.instance, fleet, shard)
+    resource: RunJournalResource = getattr(context.resources, names.journal_resource(fleet.name))
+    store: TenantIOManager = getattr(context.resources, names.cells_resource(fleet.name))
+    with resource.open(shard) as journal:
+        cycle = None if opens_cycle else newest_cycle(cycles_of(journal.cycle_entries()))
+        if cycle is None:
+            cycle = open_cycle(
+                fleet,
+                asked=asked_cycle(context.run, context.op_config),
+                root=request.root,
+                run_id=context.run_id,
+            )
+        return _ShardOp(
+            context=context,
+            fleet=fleet,
+            shard=shard,
+            request=request,
+            has_planned_keys=keys is not None,
+            journal=journal,
+            cycle=cycle,
+            store=store,
+        ).run()
+
+
+def _failure(error: TenantPipelinesError) -> Failure:
+    return Failure(description=str(error), allow_retries=False)
+
+
+def _how_to_force(report: ShardReport, fleet: Fleet, shard: str) -> str:
+    if report.ran or not report.skipped:
+        return ""
+    op = names.cells_op(fleet.name, shard)
+    return (
+        "\nEverything asked for was done already. To run it again all the same, launch with the "
+        f"config ops: {{{op}: {{config: {{force: true}}}}}}, or with the run tag "
+        f"{names.FORCE_TAG}=true."
+    )
