@@ -4,6 +4,7 @@ import re
 
 # Dagster joins fleet, shard and step with "__" into op and job names, which allow [A-Za-z0-9_] only
 IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 IDENTIFIER_WANTED = (
     "a letter, then letters, digits and single underscores, such as 'shard_1' "
     "(Dagster joins these names with '__')"
@@ -25,7 +26,7 @@ def tenant_name_problem(name: str) -> str | None:
         return "an empty name"
     if "..." in name:
         return "'...', which Dagster reserves for ranges of partition keys"
-    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in name):
+    if _CONTROL.search(name):
         return "a control character"
     try:
         size = len(name.encode())

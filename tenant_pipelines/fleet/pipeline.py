@@ -28,17 +28,20 @@ class Retries:
     wait_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or not 0 <= self.wait_seconds <= 3600:
+        wait = self.wait_seconds
+        is_usable = type(self.attempts) is int and self.attempts >= 1
+        if not is_usable or type(wait) not in {int, float} or not 0 <= wait <= 3600:
             raise InvalidPipeline(
                 place="Retries",
-                found=f"attempts={self.attempts}, wait_seconds={self.wait_seconds}",
-                wanted="attempts of at least 1 and wait_seconds between 0 and 3600",
+                found=f"attempts={self.attempts!r}, wait_seconds={wait!r}",
+                wanted="attempts, a whole number of at least 1, and wait_seconds from 0 to 3600",
                 fix="Change the numbers.",
             )
 
     def wait_before(self, attempt: int) -> float:
         """Return the seconds to wait before ``attempt`` (2 is the first retry)."""
-        return min(self.wait_seconds * 2.0 ** (attempt - 2), 3600.0)
+        # 2.0 ** 1024 is an OverflowError
+        return min(self.wait_seconds * 2.0 ** min(attempt - 2, 1000), 3600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,13 @@ def make_step(
             wanted="a string",
             fix=f'Write code_version="{code_version}".',
         )
+    if not isinstance(retries, Retries) or not (window is None or callable(window)):
+        raise InvalidPipeline(
+            place=place,
+            found=f"retries={retries!r}, window={window!r}",
+            wanted="Retries and a function",
+            fix="Write retries=Retries(attempts=3) and window=a_function, or leave them out.",
+        )
     if upstream is None:
         upstream = _upstream_of(function, place)
     return Step(
@@ -150,14 +160,26 @@ def make_step(
 
 
 def _upstream_of(function: Callable[..., Any], place: str) -> tuple[str, ...]:
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
         raise InvalidPipeline(
             place=place,
             found="a coroutine or generator function",
             wanted="a plain function that returns its output",
             fix="Collect the output inside the step and return it.",
         )
-    parameters = list(inspect.signature(function).parameters.values())
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise InvalidPipeline(
+            place=place,
+            found=f"an object of type {type(function).__name__} without readable parameters",
+            wanted="a function written in Python",
+            fix="Wrap it: def step_name(ctx: StepContext, …).",
+        ) from None
     plain = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}
     if not parameters or parameters[0].kind not in plain:
         raise InvalidPipeline(
@@ -189,6 +211,13 @@ class Pipeline:
         Raises:
             InvalidPipeline: no steps, two of one name, an unknown upstream, a cycle, two windows.
         """
+        if not isinstance(steps, Iterable):
+            raise InvalidPipeline(
+                place="Pipeline",
+                found=repr(steps)[:200],
+                wanted="a list of steps",
+                fix="Write Pipeline([extract, load]).",
+            )
         given = list(steps)
         for entry in given:
             if not isinstance(entry, Step):
@@ -266,8 +295,9 @@ class Pipeline:
 
     def downstream_of(self, names: Iterable[str]) -> frozenset[str]:
         """Return every step that depends on one of ``names``, those left out."""
-        reached = set(names)
+        start = frozenset(names)
+        reached = set(start)
         for entry in self.steps:
             if reached.intersection(entry.upstream):
                 reached.add(entry.name)
-        return frozenset(reached.difference(names))
+        return frozenset(reached - start)
