@@ -28,13 +28,14 @@ class Tenant:
 
     Attributes:
         name: free text, unique in the fleet.
-        settings: as in the file, ``${…}`` not resolved.
+        settings: as in the file, ``${…}`` not resolved; not printed, they may hold passwords.
         line: line of the fleet file, from 1.
-        setting_lines: line of each setting, by name.
+        setting_lines: line of each setting that stands on another line than the tenant's name, by
+            dotted path (``source.url``, ``tables.0``).
     """
 
     name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     line: int = 1
     setting_lines: Mapping[str, int] = field(default_factory=dict)
 
