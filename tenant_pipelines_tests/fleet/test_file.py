@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.engine import make_url
 
 from tenant_pipelines.errors import InvalidFleetFile, UnknownName
 from tenant_pipelines.fleet import file as fleet_file
@@ -216,8 +217,6 @@ def test_a_packaged_sample_keeps_its_state_with_the_user(
 @pytest.mark.parametrize("name", ["with space", "at@sign", "percent%41", "hash#", "colon:x", "ünï"])
 def test_the_warehouse_works_in_folders_with_odd_names(tmp_path: Path, name: str) -> None:
     """A URL that quietly means another file would hide a customer's data."""
-    import sqlalchemy
-
     (tmp_path / name).mkdir()
     folder = FleetFolder(tmp_path / name)
     try:
@@ -227,7 +226,7 @@ def test_the_warehouse_works_in_folders_with_odd_names(tmp_path: Path, name: str
         if str(folder.path) in sys.path:
             sys.path.remove(str(folder.path))
     assert fleet.warehouse is not None
-    assert sqlalchemy.make_url(fleet.warehouse).database == str(fleet.state / "w.db")
+    assert make_url(fleet.warehouse).database == str(fleet.state / "w.db")
 
 
 def test_the_folder_is_importable_only_for_a_module_that_lies_in_it(folder: FleetFolder) -> None:
