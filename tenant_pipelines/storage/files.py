@@ -64,7 +64,7 @@ class LocalFiles:
                 file.flush()
                 os.fsync(file.fileno())
                 size = os.fstat(file.fileno()).st_size
-            _sync_folder(full.parent)
+            sync_folder(full.parent)
         except BaseException as error:
             full.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
@@ -106,7 +106,7 @@ class LocalFiles:
         self._make_folder(folder.parent)
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
         if len(self._durable) >= _MOST_FOLDERS_KNOWN:
             self._durable.clear()
         self._durable.add(folder)
@@ -155,7 +155,8 @@ class RemoteFiles:
         return len(found)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the entries of a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

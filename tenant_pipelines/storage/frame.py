@@ -271,8 +271,8 @@ def _to_values(column: "pa.ChunkedArray[Any]", kind: Any) -> Any:
             codes, categories=categories, ordered=chunk.type.ordered, validate=False
         )
     if isinstance(kind, dict):
-        na_value = pd.NA if kind["na"] == "NA" else float("nan")
-        dtype: Any = pd.StringDtype(kind["string"], na_value=na_value)
+        options = {} if kind["na"] == "NA" else {"na_value": float("nan")}
+        dtype: Any = pd.StringDtype(kind["string"], **options)
         return dtype.__from_arrow__(column)
     if kind == "object":
         if types.is_string(column.type) or types.is_binary(column.type):

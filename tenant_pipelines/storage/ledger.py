@@ -1,0 +1,167 @@
+"""The ledger: which loads took effect, written in the transaction of their data.
+
+A row that is there says that its load happened, whatever the journal knows; a row that is not says
+that nothing of it did. Rows are never changed. Reading creates neither file nor table.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tenant_pipelines.fleet.context import Cursor
+from tenant_pipelines.storage.engines import Place, reading
+
+TABLE = "_tenant_pipelines_ledger"
+_table = sa.Table(
+    TABLE,
+    sa.MetaData(),
+    # tells the newest row; AUTOINCREMENT never gives an id twice
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("fleet", sa.Text, nullable=False),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("step", sa.Text, nullable=False),
+    sa.Column("cycle", sa.Text, nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    sa.Column("input_digest", sa.Text, nullable=False),
+    sa.Column("cursor", sa.Text, nullable=False),
+    sa.Column("output", sa.Text, nullable=False),
+    sa.Column("at", sa.Text, nullable=False),
+    sa.UniqueConstraint("fleet", "cycle", "tenant", "step", "generation"),
+    sa.Index(f"{TABLE}_by_tenant", "fleet", "tenant", "id"),
+    sqlite_autoincrement=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """One load that took effect.
+
+    Attributes:
+        fleet: name of the fleet.
+        tenant: whose rows were loaded.
+        step: name of the load step.
+        cycle: name of the cycle.
+        generation: which asked-for run of the cell.
+        input_digest: content digest of what was loaded.
+        cursor: newest cursor value that the warehouse holds; None when there is none.
+        output: what the step returned.
+        at: when the transaction was written, ISO 8601, UTC.
+    """
+
+    fleet: str
+    tenant: str
+    step: str
+    cycle: str
+    generation: int
+    input_digest: str
+    cursor: Cursor | None
+    output: Any
+    at: str
+
+
+class Ledger:
+    """The ledger of one fleet in its warehouse.
+
+    A crash leaves either no row and none of its data, or both.
+    """
+
+    def __init__(self, warehouse_url: str, fleet: str) -> None:
+        self._url = warehouse_url
+        self._fleet = fleet
+        self._place = Place(TABLE, "(every tenant)")
+
+    def settled(self, *, tenant: str, cycle: str) -> list[LedgerRow]:
+        """Return one tenant's rows of a cycle, oldest first; empty without file or table."""
+        return self._read(_table.c.cycle == cycle, _table.c.tenant == tenant)
+
+    def settled_in(self, cycle: str) -> dict[str, list[LedgerRow]]:
+        """Return all rows of a cycle by tenant, oldest first, with one query."""
+        found: dict[str, list[LedgerRow]] = {}
+        for row in self._read(_table.c.cycle == cycle):
+            found.setdefault(row.tenant, []).append(row)
+        return found
+
+    def cursor(self, tenant: str) -> Cursor | None:
+        """Return the cursor of the tenant's newest settled load, None when there is none."""
+        with reading(self._url, self._place) as connection:
+            if connection is None or not sa.inspect(connection).has_table(TABLE):
+                return None
+            return self.cursor_in(connection, tenant)
+
+    def cursor_in(self, connection: sa.Connection, tenant: str) -> Cursor | None:
+        """Return what ``cursor`` does, as seen by an open transaction."""
+        text = connection.scalar(
+            sa.select(_table.c.cursor)
+            .where(_table.c.fleet == self._fleet, _table.c.tenant == tenant)
+            .order_by(_table.c.id.desc())
+            .limit(1)
+        )
+        cursor: Cursor | None = None if text is None else json.loads(text)
+        return cursor
+
+    def settled_by(
+        self, connection: sa.Connection, *, tenant: str, step: str, cycle: str
+    ) -> list[LedgerRow]:
+        """Return one cell's rows, oldest first, making the table when it is missing.
+
+        Args:
+            connection: the load's transaction.
+            tenant: whose load it is.
+            step: name of the load step.
+            cycle: name of the cycle.
+        """
+        _table.create(connection, checkfirst=True)
+        return self._select(
+            connection, _table.c.cycle == cycle, _table.c.tenant == tenant, _table.c.step == step
+        )
+
+    def record(self, connection: sa.Connection, row: LedgerRow) -> None:
+        """Write a row in the load's transaction, after ``settled_by`` in the same one.
+
+        Raises:
+            sqlalchemy.exc.IntegrityError: this generation is recorded already.
+        """
+        connection.execute(
+            _table.insert(),
+            {
+                "fleet": self._fleet,
+                "tenant": row.tenant,
+                "step": row.step,
+                "cycle": row.cycle,
+                "generation": row.generation,
+                "input_digest": row.input_digest,
+                "cursor": json.dumps(row.cursor),
+                "output": json.dumps(row.output),
+                "at": row.at,
+            },
+        )
+
+    def _read(self, *conditions: sa.ColumnElement[bool]) -> list[LedgerRow]:
+        with reading(self._url, self._place) as connection:
+            if connection is None or not sa.inspect(connection).has_table(TABLE):
+                return []
+            return self._select(connection, *conditions)
+
+    def _select(
+        self, connection: sa.Connection, *conditions: sa.ColumnElement[bool]
+    ) -> list[LedgerRow]:
+        query = sa.select(_table).where(_table.c.fleet == self._fleet, *conditions)
+        rows = connection.execute(query.order_by(_table.c.id)).mappings()
+        return [_to_row(row) for row in rows]
+
+
+def _to_row(row: Mapping[Any, Any]) -> LedgerRow:
+    return LedgerRow(
+        fleet=row["fleet"],
+        tenant=row["tenant"],
+        step=row["step"],
+        cycle=row["cycle"],
+        generation=row["generation"],
+        input_digest=row["input_digest"],
+        cursor=json.loads(row["cursor"]),
+        output=json.loads(row["output"]),
+        at=row["at"],
+    )

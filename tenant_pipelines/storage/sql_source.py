@@ -1,0 +1,202 @@
+"""A step that reads one tenant's rows from a SQL table, in a stable order, within its window.
+
+The source is never written to, and never created. Column types follow the table's declaration and
+not the data, so that a tenant without a single value has the same dtypes as one with millions.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tenant_pipelines.errors import nearest
+from tenant_pipelines.fleet.context import Cursor, StepContext
+from tenant_pipelines.fleet.pipeline import Retries, Step, make_step
+from tenant_pipelines.storage.engines import Place, reading_once
+
+_BATCH_ROWS = 50_000
+
+Source = str | Callable[[StepContext], str]
+
+
+def sql_extract(
+    *,
+    source: Source,
+    table: str,
+    tenant_column: str,
+    cursor_column: str | None = None,
+    columns: Sequence[str] | None = None,
+    name: str = "extract",
+    code_version: str | None = None,
+    retries: Retries = Retries(),
+) -> Step:
+    """Make a step that reads the tenant's rows of a table.
+
+    Rows come ordered by the cursor column, then the primary key; without a primary key by all
+    columns that are read.
+
+    Args:
+        source: SQLAlchemy URL with ``{state}`` for the state folder, or a function that returns
+            one, such as ``lambda ctx: ctx.settings["source"]``.
+        table: name of a table or view.
+        tenant_column: holds the tenant's name.
+        cursor_column: an insertion sequence; only rows in the window ``(after, to]`` are read.
+            Without it every cycle reads all rows.
+        columns: what to read; every column when None.
+        name: of the step.
+        code_version: see Step.
+        retries: see Step.
+
+    Returns:
+        A step that returns a DataFrame: integers as int64 (Int64 where NULL is allowed), floats as
+        float64, text as strings, times as datetime64[us]. It raises WarehouseRefused for a missing
+        file, table or column, a cursor that is no number or text, or a value that is not of its
+        column's type.
+    """
+
+    def extract(ctx: StepContext) -> Any:
+        place = Place(table, ctx.tenant)
+        with reading_once(_url(source, ctx), place) as connection:
+            found = _reflected(connection, place)
+            chosen = [_column(found, column, place) for column in columns or found.c.keys()]
+            query = sa.select(*chosen).where(_column(found, tenant_column, place) == ctx.tenant)
+            order = list(found.primary_key.columns) or chosen
+            if cursor_column is not None:
+                cursor = _cursor(found, cursor_column, place)
+                end = ctx.window.to
+                query = query.where(sa.false() if end is None else cursor <= end)
+                if ctx.window.after is not None:
+                    query = query.where(cursor > ctx.window.after)
+                order = [cursor, *(column for column in order if column is not cursor)]
+            return _frame(connection.execute(query.order_by(*order)), chosen, place)
+
+    def newest(ctx: StepContext) -> Cursor | None:
+        place = Place(table, ctx.tenant)
+        with reading_once(_url(source, ctx), place) as connection:
+            found = _reflected(connection, place)
+            cursor = _cursor(found, cursor_column or "", place)
+            value: Cursor | None = connection.scalar(
+                sa.select(sa.func.max(cursor)).where(
+                    _column(found, tenant_column, place) == ctx.tenant
+                )
+            )
+            return value
+
+    return make_step(
+        extract,
+        name=name,
+        code_version=code_version,
+        retries=retries,
+        window=None if cursor_column is None else newest,
+        upstream=(),
+    )
+
+
+def _url(source: Source, ctx: StepContext) -> str:
+    if callable(source):
+        return source(ctx)
+    return source.replace("{state}", str(ctx.state))
+
+
+def _reflected(connection: sa.Connection, place: Place) -> sa.Table:
+    try:
+        return sa.Table(place.table, sa.MetaData(), autoload_with=connection, resolve_fks=False)
+    except sa.exc.NoSuchTableError:
+        known = sa.inspect(connection).get_table_names()
+        raise place.refused(
+            found=f"no such table in the source, which has {', '.join(known[:8]) or 'none'}",
+            wanted="an existing table",
+            fix=f"{nearest(place.table, known).capitalize()}Correct the table's name.",
+        ) from None
+
+
+def _column(table: sa.Table, name: str, place: Place) -> sa.Column[Any]:
+    if name not in table.c:
+        known = list(table.c.keys())
+        raise place.refused(
+            found=f"no column {name!r}",
+            wanted=f"one of {', '.join(known[:20])}",
+            fix=f"{nearest(name, known).capitalize()}Correct the column's name.",
+        )
+    return table.c[name]
+
+
+def _cursor(table: sa.Table, name: str, place: Place) -> sa.Column[Any]:
+    column = _column(table, name, place)
+    if not isinstance(column.type, (sa.Integer, sa.Float, sa.String)):
+        raise place.refused(
+            found=f"cursor column {name!r} of type {column.type}",
+            wanted="an insertion sequence: integers, floats or text (rows that arrive late have "
+            "an old time, and would be missed)",
+            fix="Choose another cursor column.",
+        )
+    return column
+
+
+def _frame(result: sa.CursorResult[Any], columns: list[sa.Column[Any]], place: Place) -> Any:
+    import pandas as pd
+    import pyarrow as pa
+
+    wanted = [_types_of(column) for column in columns]
+    chunks: list[list[Any]] = [[] for _ in columns]
+    try:
+        for rows in result.partitions(_BATCH_ROWS):
+            for index, values in enumerate(zip(*rows, strict=True)):
+                try:
+                    chunks[index].append(pa.array(values, wanted[index][0]))
+                except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                    column = columns[index]
+                    raise place.refused(
+                        found=f"a value in column {column.name!r} that is no {column.type}",
+                        wanted="values of the declared type",
+                        fix="Mend the row in the source, or leave the column out.",
+                    ) from error
+    except ValueError as error:  # SQLAlchemy cannot read a time
+        raise place.refused(
+            found=f"a value that cannot be read ({error})",
+            wanted="times in ISO 8601",
+            fix="Mend the row in the source, or leave the column out.",
+        ) from error
+    data = {}
+    for column, (arrow_type, dtype), parts in zip(columns, wanted, chunks, strict=True):
+        array: Any = (
+            pa.chunked_array(parts, arrow_type)
+            if parts
+            else pa.chunked_array([pa.array([], arrow_type or pa.null())])
+        )
+        if dtype is None:
+            data[column.name] = pd.Series(array.to_pylist(), dtype=object)
+        elif isinstance(dtype, pd.api.extensions.ExtensionDtype):
+            data[column.name] = pd.Series(dtype.__from_arrow__(array))  # type: ignore[attr-defined]  # these dtypes have it
+        else:
+            data[column.name] = pd.Series(array.to_numpy().astype(dtype, copy=False))
+    return pd.DataFrame(data, columns=[column.name for column in columns])
+
+
+def _types_of(column: sa.Column[Any]) -> tuple[Any, Any]:
+    """Return the Arrow type and the pandas dtype of a column; None for what Arrow shall infer."""
+    import pandas as pd
+    import pyarrow as pa
+
+    from tenant_pipelines.storage.sql_types import family_of_sql
+
+    is_nullable = column.nullable and not column.primary_key
+    family = family_of_sql(column.type)
+    if family == "integer":
+        return pa.int64(), pd.Int64Dtype() if is_nullable else "int64"
+    if family == "boolean":
+        return pa.bool_(), pd.BooleanDtype() if is_nullable else "bool"
+    if family == "float":
+        return pa.float64(), "float64"
+    if family == "text":
+        dtype = pd.Series([], dtype="str").dtype
+        # before pandas 3 that is a column of objects
+        return pa.large_string(), dtype if isinstance(dtype, pd.StringDtype) else None
+    if family in {"time", "instant"}:
+        zone = "UTC" if getattr(column.type, "timezone", False) else None
+        return (
+            pa.timestamp("us", zone),
+            "datetime64[us]" if zone is None else pd.DatetimeTZDtype("us", zone),
+        )
+    kinds = {"bytes": pa.binary(), "date": pa.date32()}
+    return kinds.get(family or ""), None
