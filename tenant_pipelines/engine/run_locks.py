@@ -61,10 +61,11 @@ class _RunProcess:
 def hold_run_lock(state: Path, run_id: str, part: str) -> Iterator[None]:
     """Hold the run lock of one part of a run while the part runs.
 
-    The file is complete, durable and locked before it gets its name. Leaving the block, by an
-    exception too, removes it. A crash leaves it behind, unlocked, for ``dead_runs`` to find and
-    ``forget`` to remove. A crash before it has its name leaves a ``.tmp`` file, by which no run is
-    found dead, and which the part's next ``forget`` removes. It excludes nobody: leases do.
+    The file is complete, durable and locked before it gets its name. Leaving the block removes it;
+    an exception or a crash leaves it behind, unlocked, for ``dead_runs`` to find and ``forget`` to
+    remove: what the part did not tell Dagster, the shard's next run does. A crash before it has its
+    name leaves a ``.tmp`` file, by which no run is found dead, and which the part's next ``forget``
+    removes. It excludes nobody: leases do.
 
     Args:
         state: the fleet's state folder.
@@ -90,12 +91,15 @@ def hold_run_lock(state: Path, run_id: str, part: str) -> Iterator[None]:
         ) from error
     try:
         yield
-    finally:
-        # a forked child that unwinds through here must leave its parent's lock alone
+    except BaseException:
         if os.getpid() == owner:
-            _remove(path, locks)
             locks.close()
-            _remove_folder(path.parent)
+        raise
+    # a forked child that unwinds through here must leave its parent's lock alone
+    if os.getpid() == owner:
+        _remove(path, locks)
+        locks.close()
+        _remove_folder(path.parent)
 
 
 def dead_runs(state: Path) -> list[DeadRun]:

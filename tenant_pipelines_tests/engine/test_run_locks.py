@@ -99,12 +99,22 @@ def test_a_part_that_runs_names_the_process_of_its_run(tmp_path: Path) -> None:
         assert dead_runs(tmp_path) == []
 
 
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_a_part_that_was_interrupted_leaves_its_file_unlocked(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    """What it did not tell Dagster is told by the shard's next run, which looks for the file."""
+    with pytest.raises(error), hold_run_lock(tmp_path, "run-1", "shard_1"):
+        raise error
+    with hold_run_lock(tmp_path, "run-1", "shard_1"):
+        assert dead_runs(tmp_path) == []
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_a_part_that_ended_leaves_nothing(tmp_path: Path) -> None:
-    """A failed part too: Dagster knows that it failed."""
+    """A part that told Dagster everything needs no trace."""
     with hold_run_lock(tmp_path, "run-1", "shard_1"), hold_run_lock(tmp_path, "run-1", "shard_2"):
         pass
-    with pytest.raises(KeyError), hold_run_lock(tmp_path, "run-1", "shard_1"):
-        raise KeyError
     assert list((tmp_path / "runs").iterdir()) == []
 
 
