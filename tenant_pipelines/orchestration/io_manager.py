@@ -163,7 +163,8 @@ class TenantIOManager(IOManager):
         )
 
     def _shard_of(self, context: OutputContext) -> str:
-        name = getattr(context.asset_partitions_def, "name", None) or ""
+        partitions = context.asset_partitions_def if context.has_asset_partitions else None
+        name = getattr(partitions, "name", None) or ""
         fleet, _, shard = name.partition("/")
         if fleet == self.fleet.name and shard in self.fleet.shards:
             return shard

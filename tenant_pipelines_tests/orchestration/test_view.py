@@ -1,5 +1,7 @@
 """What Dagster shows: every row of the view's rules, with a real instance and real runs."""
 
+from typing import Any
+
 import pytest
 from dagster import DagsterRunStatus
 
@@ -11,7 +13,7 @@ _CELLS = [
 ]
 _ALL_GREEN = dict.fromkeys(_CELLS, "green")
 _UMBRELLA_RED = {**_ALL_GREEN, "umbrella:transform": "red", "umbrella:load": "red"}
-_RANGE = {"first": "initech", "last": "hooli"}
+_RANGE: dict[str, Any] = {"first": "initech", "last": "hooli"}
 
 
 def test_a_failing_tenant_alone_is_red(rig: Rig) -> None:
