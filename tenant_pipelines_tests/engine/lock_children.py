@@ -1,5 +1,6 @@
 """Real processes for the lock tests: started, listened to with a timeout, killed for real."""
 
+import contextlib
 import json
 import os
 import select
@@ -30,6 +31,7 @@ class Child:
             [sys.executable, "-c", _RUN, function.__module__, function.__name__, json.dumps(args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self._heard = b""
 
@@ -68,7 +70,9 @@ class Child:
         return self.process.wait(TIMEOUT_SECONDS)
 
     def clean(self) -> None:
-        """Leave nothing of the process behind."""
+        """Leave nothing of the process behind, nor of its own children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
