@@ -1,1 +1,1 @@
-"""Sample fleets."""
+"""A sample fleet that tells a story: one tenant crashes, and only what it lost runs again."""
