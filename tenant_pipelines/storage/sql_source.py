@@ -14,7 +14,7 @@ from tenant_pipelines.fleet.context import Cursor, StepContext
 from tenant_pipelines.fleet.pipeline import Retries, Step, make_step
 from tenant_pipelines.storage.engines import Place, reading_once
 
-_BATCH_ROWS = 50_000
+_BATCH_ROWS = 5_000
 
 Source = str | Callable[[StepContext], str]
 

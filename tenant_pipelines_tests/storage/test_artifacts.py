@@ -27,7 +27,7 @@ from tenant_pipelines_tests.storage.frames import frames, json_values
 FRAME = pd.DataFrame({"a": [1, 2, 3], "s": ["x", None, "z"]})
 ONE_ROOT = settings(
     deadline=None,
-    max_examples=200,
+    max_examples=100,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -149,6 +149,7 @@ def test_data_that_contains_itself_is_refused(local: ArtifactStore) -> None:
         local.store(attempt(), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [FRAME, "x" * 9000], ids=["parquet", "json"])
 def test_no_changed_byte_goes_unnoticed(local: ArtifactStore, tmp_path: Path, value: Any) -> None:
     """Every single byte of a file, flipped: an error, or still exactly the data."""
