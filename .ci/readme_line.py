@@ -10,4 +10,4 @@ found = re.search(
 )
 if found is None:
     sys.exit(f"README.md has no command {sys.argv[1]!r}")
-print(found[1])
+sys.stdout.write(found[1] + "\n")

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tenant_pipelines.cli.explain import explain
 from tenant_pipelines.engine.overview import FleetReader, ShardStatus, ShardView, State
 from tenant_pipelines.engine.plan import Reason, Request
 from tenant_pipelines.journal.entries import Entry, EntryKind
@@ -66,12 +67,12 @@ def outcome_of(reader: FleetReader, shard: str, *, run_id: str, request: Request
         if cell.reason is Reason.DONE:
             outcome.skipped += (cell.tenant, cell.step) not in completed
         elif cell.state in {State.FAILED, State.INTERRUPTED, State.HELD}:
-            error = cell.cell.error
-            text = cell.detail or (f"{error['type']}: {error['message']}" if error else "")
-            if cell.state is State.INTERRUPTED:
-                text = "the process died in it"
             outcome.not_done.append(
-                {"tenant": cell.tenant, "step": cell.step, "error": text or cell.reason.value}
+                {
+                    "tenant": cell.tenant,
+                    "step": cell.step,
+                    "error": explain(cell) or cell.reason.value,
+                }
             )
     return outcome
 

@@ -59,7 +59,8 @@ class RunProgress:
         )
         self._tasks: dict[str, TaskID] = {}
         self._told: set[tuple[str, str]] = set()
-        self._told_at = time.monotonic()
+        self._told_at = 0.0
+        self._told_done = 0
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -133,8 +134,8 @@ class RunProgress:
                 self._bars.update(task, completed=progress.done, failures=failures)
             return
         now = time.monotonic()
-        if is_last or now - self._told_at >= _LINE_SECONDS:
-            self._told_at = now
-            done = sum(progress.done for progress in self._shards.values())
+        done = sum(progress.done for progress in self._shards.values())
+        if done != self._told_done and (is_last or now - self._told_at >= _LINE_SECONDS):
+            self._told_at, self._told_done = now, done
             total = sum(progress.total for progress in self._shards.values())
             self._console.print(f"{done} of {total} cells done", markup=False)

@@ -22,6 +22,7 @@ from tenant_pipelines.cli.common import (
     print_json,
     wide_console,
 )
+from tenant_pipelines.cli.explain import explain
 from tenant_pipelines.engine.overview import CellView, FleetReader, ShardStatus, ShardView, State
 from tenant_pipelines.engine.plan import Action, Reason, Request
 from tenant_pipelines.errors import InvalidRequest
@@ -129,8 +130,7 @@ def why(
         print_json({"fleet": loaded.name, **_planned_json(shard, cell), **_cell_json(cell)})
         return
     newest = f" in cycle {view.cycle}" if view.cycle else ""
-    error = cell.cell.error
-    because = cell.detail or (f"{error['type']}: {error['message']}" if error else "")
+    because = explain(cell)
     typer.echo(
         f"{shard} {tenant} {step}: {cell.state.value}{newest}; a run would "
         f"{cell.action.value} it: {cell.reason.value}" + (f" ({because})" if because else "")
@@ -232,11 +232,11 @@ def _print_status(views: list[ShardView], oldest: str | None) -> None:
             console.print(f"{view.shard}: {view.damage}", markup=False)
         for tenant, cells in _by_tenant(view).items():
             for cell in cells:
-                if cell.reason is Reason.DONE or shown >= _MOST_ROWS:
+                is_news = view.status is not ShardStatus.NOT_STARTED and shown < _MOST_ROWS
+                if cell.reason is Reason.DONE or not is_news:
                     continue
                 shown += 1
-                error = cell.cell.error
-                because = cell.detail or (f"{error['type']}: {error['message']}" if error else "")
+                because = explain(cell)
                 console.print(
                     f"{view.shard} {tenant} {cell.step}: {cell.state.value}, {cell.reason.value}"
                     + (f": {because}" if because else ""),

@@ -18,6 +18,7 @@ from dagster import (
 from dagster._core.definitions.reconstruct import ReconstructableJob
 from dagster._core.events import AssetMaterializationPlannedData, EngineEventData
 from dagster._core.execution.api import execute_run
+from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 
@@ -83,7 +84,12 @@ class ExecutorProcess:
 
 
 def executor_process(instance: DagsterInstance, run_id: str) -> ExecutorProcess | None:
-    """Return the process of a local multiprocess run, None when it never said."""
+    """Return the process of a run's executor on this host, None when nobody can tell.
+
+    The event names no host, so an instance that several hosts can share tells nothing.
+    """
+    if not isinstance(instance.event_log_storage, SqliteEventLogStorage):
+        return None
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         data = event.event_specific_data if event is not None else None

@@ -1,0 +1,118 @@
+"""README's commands and files are executed, so that they stay true."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenant_pipelines.cli.main import app
+from tenant_pipelines.fleet.file import load_fleet
+from tenant_pipelines_tests.cli.command import SECONDS, environ_of
+
+_ROOT = Path(__file__).parents[1]
+_README = (_ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _block(kind: str, name: str) -> str:
+    found = re.search(
+        rf"<!-- {kind}: {re.escape(name)} -->\s*```\w+\n(.+?)\n```", _README, re.DOTALL
+    )
+    assert found is not None, f"README.md has no {kind} {name}"
+    return found[1]
+
+
+def _command(name: str) -> str:
+    """Return a command as it reads after the set-up that this test's environment already has."""
+    return _block("command", name).split(" && ")[-1].replace(".venv/bin/", f"{_bin()}/")
+
+
+def _bin() -> str:
+    return str(Path(sys.executable).parent)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_work_in_their_order(tmp_path: Path) -> None:
+    """The main job, the job by Dagster's own command line, one partition."""
+    environ = environ_of(tmp_path)
+    counts = []
+    for name in ("run", "run", "execute", "partition"):
+        ended = subprocess.run(
+            _command(name), shell=True, env=environ, cwd=_ROOT, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, f"{name}: {ended.stdout[-2000:]} {ended.stderr[-3000:]}"
+        counts += re.findall(r"^total: .*$", ended.stdout, re.MULTILINE)
+    assert counts == ["total: 48 ran, 0 skipped", "total: 0 ran, 48 skipped"]
+
+
+def test_the_example_fleet_loads_and_its_pipeline_runs(tmp_path: Path) -> None:
+    """Twenty lines of a user's own, copied from the page."""
+    (tmp_path / "pipelines.py").write_text(_block("file", "pipelines.py"))
+    (tmp_path / "fleet.yaml").write_text(_block("file", "fleet.yaml"))
+    fleet = load_fleet(tmp_path / "fleet.yaml", environ={})
+    assert fleet.pipeline.names == ("extract", "transform", "load")
+    assert list(fleet.shards) == ["shard_1", "shard_2"]
+    code = (
+        "import sqlite3, sys\n"
+        "c = sqlite3.connect('acme.db')\n"
+        "c.execute('create table orders (customer text, day text, amount real)')\n"
+        "c.executemany('insert into orders values (?,?,?)',"
+        " [('acme','2026-01-01',1.5),('acme','2026-01-01',2.0),('other','2026-01-01',9.0)])\n"
+        "c.commit()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tenant_pipelines.cli", "run", "--tenant", "acme"], cwd=tmp_path,
+        env=environ_of(tmp_path), capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "3 ran" in ended.stdout
+
+
+def test_every_command_is_in_the_readme() -> None:
+    """A command that nobody can find does not exist."""
+    commands = {
+        command.callback.__name__ for command in app.registered_commands if command.callback
+    }
+    assert {"run", "plan", "why", "status", "sync", "doctor"} == commands
+    for name in (
+        *commands,
+        "journal show",
+        "journal verify",
+        "journal export",
+        "demo tenant-shards",
+    ):
+        assert re.search(rf"`{name}\b", _README), name
+
+
+def test_every_test_that_the_guarantees_name_exists() -> None:
+    """A guarantee without its test is a claim."""
+    named = re.findall(r"`(\w+/test_\w+\.py)`", _README)
+    assert named
+    missing = [name for name in named if not (_ROOT / "tenant_pipelines_tests" / name).exists()]
+    assert missing == []
+
+
+def test_nothing_is_left_in_the_working_directory_by_a_user_without_settings(
+    tmp_path: Path,
+) -> None:
+    """State never depends on the working directory."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "DAGSTER_HOME" and not name.startswith("TENANT_PIPELINES")
+    }
+    data = tmp_path / "data"
+    work = tmp_path / "work"
+    work.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-m", "tenant_pipelines.cli", "run", "--fleet", "tenant_shards"],
+        cwd=work, env={**kept, "XDG_DATA_HOME": str(data)}, capture_output=True, text=True,
+        timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert list(work.iterdir()) == []
+    assert (data / "tenant-pipelines" / "tenant_shards" / "dagster").is_dir()
