@@ -1,10 +1,11 @@
-"""What leases and slots cost, and how much of the slots three processes use; prints JSON.
+"""What leases and slots cost, and how much of the slots three processes use.
 
-``python -m tenant_pipelines_tests.benchmarks.limits``
+``python -m tenant_pipelines_tests.benchmarks limits``
 """
 
 import json
 import multiprocessing
+import sys
 import tempfile
 import threading
 import time
@@ -12,6 +13,7 @@ import timeit
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.slots import Slots
@@ -100,19 +102,47 @@ def utilisation(folder: Path, max_concurrent: int) -> dict[str, float | list[int
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    with tempfile.TemporaryDirectory() as name:
+def measure() -> dict[str, Any]:
+    """Measure leases and slots; say on stderr what is being measured."""
+    with tempfile.TemporaryDirectory(prefix="tenant-pipelines-") as name:
         folder = Path(name)
-        report = {
-            "lease_us": {n: lease_us(folder / "leases", held=n) for n in (0, 1_000, 10_000)},
-            "slot_us": slot_us(folder / "slots"),
+        sys.stderr.write("limits: leases\n")
+        leases = {n: lease_us(folder / "leases", held=n) for n in (0, 1_000, 10_000)}
+        sys.stderr.write("limits: slots\n")
+        slots = slot_us(folder / "slots")
+        sys.stderr.write(f"limits: slots of {PROCESSES} processes\n")
+        return {
+            "lease_us": leases,
+            "slot_us": slots,
             "slots": [utilisation(folder / f"slots-{n}", n) for n in (1, 2, 3, 8)],
             "processes": PROCESSES,
             "threads": THREADS,
             "cell_ms": CELL_SECONDS * 1000,
         }
-    print(json.dumps(report, indent=2))
+
+
+def table(report: dict[str, Any]) -> str:
+    """Return what ``measure`` returned as text for people."""
+    lines = [
+        f"lease, beside {held:>6,} held ones   {us:>6.2f} µs"
+        for held, us in report["lease_us"].items()
+    ]
+    lines.append(f"slot                         {report['slot_us']:>6.2f} µs")
+    lines.append(
+        f"{report['processes']} processes of {report['threads']} threads, cells of "
+        f"{report['cell_ms']:g} ms:"
+    )
+    lines += [
+        f"  max_concurrent {use['max_concurrent']}: {use['used_percent']:>5.1f} % in use, cells by "
+        f"process {use['cells_by_process']}, {use['cpu_seconds']:.2f} s of CPU"
+        for use in report["slots"]
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print JSON."""
+    print(json.dumps(measure(), indent=2))
 
 
 if __name__ == "__main__":
