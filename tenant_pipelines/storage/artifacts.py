@@ -4,8 +4,9 @@ The store never publishes: a file counts once the journal's ``completed`` entry 
 leaves at most a file that no entry names; ``collect`` deletes it.
 
 On load the content digest is not computed again: measured on a million rows, that would take 30 to
-70 % of the time to read them. Instead Parquet's page checksums, the recorded digest, schema and row count are compared, which
-finds a damaged or exchanged file at no measurable cost. JSON is small and its digest is compared.
+70 % of the time to read them. Instead Parquet's page checksums, the recorded digest, schema and row
+count are compared, which finds a damaged or exchanged file at no measurable cost. JSON is small and
+its digest is compared.
 """
 
 import hashlib

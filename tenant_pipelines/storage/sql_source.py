@@ -49,9 +49,9 @@ def sql_extract(
 
     Returns:
         A step that returns a DataFrame: integers as int64 (Int64 where NULL is allowed), floats as
-        float64, text as str (objects before pandas 3), times as datetime64[us]. It raises WarehouseRefused for a missing
-        file, table or column, a cursor that is no number or text, or a value that is not of its
-        column's type.
+        float64, text as str (objects before pandas 3), times as datetime64[us]. It raises
+        WarehouseRefused for a missing file, table or column, a cursor that is no number or text,
+        or a value that is not of its column's type.
     """
 
     def extract(ctx: StepContext) -> Any:
