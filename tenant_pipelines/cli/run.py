@@ -59,7 +59,7 @@ def run(
     run_id = str(uuid.uuid4())
     request = Request(root=run_id, tenants=tenant, steps=step, force=force)
     todo = _todo(loaded, chosen, request, opens=new_cycle is not None)
-    if todo:
+    if todo or dead_runs(loaded.state):
         _launch(loaded, todo, request, new_cycle=new_cycle)
     reader = FleetReader(loaded, environ=os.environ)
     done_by = run_id if todo else ""
@@ -86,6 +86,7 @@ def _todo(fleet: Fleet, shards: list[str], request: Request, *, opens: bool) -> 
 
 
 def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: str | None) -> None:
+    """End the dead runs, then run the shards of ``todo``, which may be none."""
     # only here: Dagster takes a second to import, and a run with nothing to do needs none
     from tenant_pipelines.orchestration.instance import end_dead_runs, find_home, open_instance
     from tenant_pipelines.orchestration.launch import Launch, launch
@@ -96,6 +97,8 @@ def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: 
         instance = open_instance(home)
         for ended in end_dead_runs(instance, fleet):
             console.print(f"run {ended} had died: marked failed, its slots freed", markup=False)
+        if not todo:
+            return
         with RunProgress(fleet, todo, run_id=request.root, console=console):
             launch(
                 instance,
