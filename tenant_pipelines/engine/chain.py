@@ -7,6 +7,7 @@ The completion of one cell and the start of the next share a commit.
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, plan_tenant
@@ -350,7 +351,8 @@ class Chain:
         self._completed.add(step.name)
         event = CellCompleted(
             attempt=attempt,
-            output=output,
+            # thousands can wait to be told; a value in each would hold their memory
+            output=replace(output, value=None),
             code_version=code_version,
             seconds=seconds,
             is_settled=is_settled,

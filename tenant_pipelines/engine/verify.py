@@ -66,9 +66,7 @@ def verify_shard(fleet: Fleet, shard: str) -> ShardVerdict:
     return verdict
 
 
-def _check_artifact(
-    shard: str, entry: Entry, store: ArtifactStore, verdict: ShardVerdict
-) -> None:
+def _check_artifact(shard: str, entry: Entry, store: ArtifactStore, verdict: ShardVerdict) -> None:
     if entry.kind is not EntryKind.COMPLETED:
         return
     output = StoredOutput.from_json(entry.payload["output"])

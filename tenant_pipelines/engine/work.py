@@ -21,7 +21,7 @@ class CellCompleted:
 
     Attributes:
         attempt: its address.
-        output: what was stored.
+        output: what was stored, without the value of one that is inline.
         code_version: the step's, empty when it has none.
         seconds: in the step's function, loading and storing included.
         is_settled: it took effect in an earlier run, which died before it could say so.

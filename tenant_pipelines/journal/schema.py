@@ -57,13 +57,11 @@ entries = Table(
 
 
 def _one_per_cell(kind: str, *columns: str) -> Index:
-    condition = text(f"kind = '{kind}'")
     return Index(
         f"one_{kind}",
         *(entries.c[name] for name in columns),
         unique=True,
-        sqlite_where=condition,
-        postgresql_where=condition,
+        sqlite_where=text(f"kind = '{kind}'"),
     )
 
 

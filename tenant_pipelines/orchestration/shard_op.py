@@ -36,13 +36,13 @@ from tenant_pipelines.orchestration.view import (
 
 @dataclass(slots=True, kw_only=True)
 class _ShardOp:
-    """One execution of a shard's op."""
+    """One execution of a shard's op; ``planned`` are the (tenants, steps) that Dagster planned."""
 
     context: OpExecutionContext
     fleet: Fleet
     shard: str
     request: Request
-    has_planned_keys: bool
+    planned: tuple[Collection[str], Collection[str]] | None
     journal: Journal
     cycle: Cycle
     store: TenantIOManager
@@ -66,7 +66,7 @@ class _ShardOp:
                 self.logged.add((event.attempt.tenant, event.attempt.step))
         if self._is_cancelled():
             return run.report
-        if not run.report.is_complete and not self.has_planned_keys:
+        if not run.report.is_complete and self.planned is None:
             self._plan_red(run.report)
         self._restate(run.report)
         return run.report
@@ -88,9 +88,14 @@ class _ShardOp:
         )
 
     def _restate(self, report: ShardReport) -> None:
-        tags = self.context.run.tags
-        every_key = self.has_planned_keys and (not report.is_complete or names.BACKFILL_TAG in tags)
-        steps = self.request.asked_steps(self.fleet.pipeline)
+        is_backfill = names.BACKFILL_TAG in self.context.run.tags
+        every_key = self.planned is not None and (is_backfill or not report.is_complete)
+        tenants, steps = self.planned or (
+            self.fleet.shard(self.shard).tenants
+            if self.request.tenants is None
+            else self.request.tenants,
+            self.request.asked_steps(self.fleet.pipeline),
+        )
         colours = None
         if not every_key:
             partitions = names.partitions_of(self.fleet.name, self.shard)
@@ -102,12 +107,11 @@ class _ShardOp:
                 )
                 for step in steps
             }
-        tenants: Collection[str] = self.fleet.shard(self.shard).tenants
         for tenant, step, cell in cells_to_restate(
             self.fleet,
             self.journal,
             cycle=self.cycle.name,
-            tenants=tenants if self.request.tenants is None else self.request.tenants,
+            tenants=tenants,
             steps=steps,
             logged=self.logged,
             colours=colours,
@@ -177,7 +181,8 @@ def run_shard_op(
             selected=selected,
         )
         with hold_run_lock(fleet.state, context.run_id, shard):
-            report = _run_locked(context, fleet, shard, request, keys, opens_cycle=opens_cycle)
+            planned = None if keys is None else (keys, selected or fleet.pipeline.names)
+            report = _run_locked(context, fleet, shard, request, planned, opens_cycle=opens_cycle)
             for run_id in leftover_parts(fleet.state, shard):
                 forget(fleet.state, run_id, shard)
     except TenantPipelinesError as error:
@@ -193,7 +198,7 @@ def _run_locked(
     fleet: Fleet,
     shard: str,
     request: Request,
-    keys: list[str] | None,
+    planned: tuple[Collection[str], Collection[str]] | None,
     *,
     opens_cycle: bool,
 ) -> ShardReport:
@@ -214,7 +219,7 @@ def _run_locked(
             fleet=fleet,
             shard=shard,
             request=request,
-            has_planned_keys=keys is not None,
+            planned=planned,
             journal=journal,
             cycle=cycle,
             store=store,
