@@ -27,7 +27,7 @@ from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.journal.entries import Entry, EntryKind
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.orchestration.instance import INSTANCE_SETTINGS
-from tenant_pipelines_tests.crash.side_file import Attempt, attempts, note_deaths
+from tenant_pipelines_tests.crash.side_file import Attempt, attempts, is_alive, note_deaths
 
 # far above anything that is normal on a small machine, so that only a hang gets here
 DEADLINE_SECONDS = 120.0
@@ -102,7 +102,8 @@ class Started:
 
     def members(self) -> list[int]:
         """Return the living processes of the session, orphans included."""
-        return [pid for pid in _living() if _session_of(pid) == self.pid]
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if _session_of(pid) == self.pid and is_alive(pid)]
 
     def kill(self) -> None:
         """Kill the whole tree at one instant, and wait until it is gone."""
@@ -322,16 +323,6 @@ def rig_of(
     finally:
         rig.close()
         sys.path[:] = path
-
-
-def _living() -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            # proc_pid_stat(5): the state follows the name in parentheses
-            if (entry / "stat").read_text().rpartition(") ")[2][0] not in "ZX":
-                yield int(entry.name)
 
 
 def _session_of(pid: int) -> int | None:

@@ -54,7 +54,7 @@ def wait_for(path: Path) -> None:
 def note_deaths(folder: Path) -> None:
     """Append ``dead pid`` for each process that is gone and left a step without its end."""
     for pid in {attempt.pid for attempt in attempts(folder) if attempt.ended_at_ns is None}:
-        if not _is_alive(pid):
+        if not is_alive(pid):
             _write(folder, f"dead {pid} {time.monotonic_ns()}\n")
 
 
@@ -126,12 +126,16 @@ def peak(folder: Path, shard: str) -> int:
     return most
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Tell whether any thread of a process is left, which may still hold its files."""
+    process = Path(f"/proc/{pid}")
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        # proc_pid_stat(5): the state follows the name in parentheses
+        state = (process / "stat").read_text().rpartition(") ")[2][0]
+        # the first thread of a killed process is a zombie while others are still on their way out
+        return state not in "ZX" or len(list((process / "task").iterdir())) > 1
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state not in "ZX"
 
 
 def _append(folder: Path, word: str, ctx: StepContext) -> None:
