@@ -1,7 +1,8 @@
 """The Dagster instance of our commands: where it is, how it is set up, and ending its dead runs."""
 
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ INSTANCE_SETTINGS: dict[str, Any] = {
     "run_retries": {"enabled": False},
 }
 
+# the fleet job's executor tells its pid within a second of the run's start
+_SILENT_SECONDS = 300.0
 _UNFINISHED = [DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 _DIED = (
     "The process of this run is gone (killed, or the machine lost power). What it completed is in "
@@ -96,7 +99,9 @@ def open_instance(home: Home) -> DagsterInstance:
         ) from error
 
 
-def end_dead_runs(instance: DagsterInstance, fleet: Fleet) -> list[str]:
+def end_dead_runs(
+    instance: DagsterInstance, fleet: Fleet, *, now: Callable[[], float] = time.time
+) -> list[str]:
     """Mark the fleet's dead runs failed and free their slots; live and waiting runs stay.
 
     A crash in between is harmless: the next call does the rest. What a dead run left of a shard
@@ -106,7 +111,7 @@ def end_dead_runs(instance: DagsterInstance, fleet: Fleet) -> list[str]:
         Ids of the runs that were marked failed now.
     """
     ended: list[str] = []
-    for run in find_dead_runs(instance, fleet):
+    for run in find_dead_runs(instance, fleet, now=now):
         is_unfinished = run.status in _UNFINISHED
         if is_unfinished:
             instance.report_run_failed(run, _DIED)
@@ -135,8 +140,10 @@ def find_unhealthy_runs(instance: DagsterInstance, fleet: Fleet) -> list[str]:
     return found
 
 
-def find_dead_runs(instance: DagsterInstance, fleet: Fleet) -> Iterator[DagsterRun]:
-    """Yield the fleet's dead runs that this instance knows."""
+def find_dead_runs(
+    instance: DagsterInstance, fleet: Fleet, *, now: Callable[[], float] = time.time
+) -> Iterator[DagsterRun]:
+    """Yield the fleet's dead runs that this instance knows; ``now`` in seconds since 1970."""
     locked = {dead.run_id for dead in dead_runs(fleet.state)}
     for run_id in sorted(locked):
         run = instance.get_run_by_id(run_id)
@@ -146,12 +153,22 @@ def find_dead_runs(instance: DagsterInstance, fleet: Fleet) -> Iterator[DagsterR
         names.shard_job(fleet.name, shard) for shard in fleet.shards
     }
     known = _run_ids_with_locks(fleet.state)
-    for run in instance.get_runs(RunsFilter(statuses=_UNFINISHED)):
+    for record in instance.get_run_records(RunsFilter(statuses=_UNFINISHED)):
+        run = record.dagster_run
         if run.run_id in known or run.job_name not in jobs:
             continue
         # it died before its first op could take a run lock: its executor told its pid
         told = executor_process(instance, run.run_id)
-        if told is not None and process_is_gone(pid=told.pid, seen_at=told.seen_at):
+        if told is not None:
+            is_gone = process_is_gone(pid=told.pid, seen_at=told.seen_at)
+        else:
+            # killed between its start and that; other jobs may have an executor that never tells
+            is_gone = (
+                run.job_name == names.fleet_job(fleet.name)
+                and record.start_time is not None
+                and now() - record.start_time > _SILENT_SECONDS
+            )
+        if is_gone:
             yield run
 
 
