@@ -65,6 +65,7 @@ class Chain:
         self._lease_wait = _LEASE_WAIT_SECONDS
         self._tries: dict[str, int] = {}
         self._completed: set[str] = set()
+        self._ahead: list[PlannedCell] | None = None
         self._pending: list[tuple[Draft, CellCompleted]] = []
         self._failure: CellFailed | None = None
 
@@ -144,11 +145,17 @@ class Chain:
         )
 
     def _next_cell(self) -> PlannedCell | None:
-        for cell in self._plan():
-            if cell.action is Action.RUN:
-                # planned twice in one run: its own effect asks for it again, which has no end
-                return None if cell.step in self._completed else cell
-        return None
+        # what is planned to run still is when the cells above it have completed; a cell to be
+        # checked is planned again with what was learned
+        if self._ahead is None or (self._ahead and self._ahead[0].action is Action.CHECK):
+            self._ahead = [
+                cell for cell in self._plan() if cell.action in {Action.RUN, Action.CHECK}
+            ]
+        if not self._ahead or self._ahead[0].action is Action.CHECK:
+            return None
+        cell = self._ahead.pop(0)
+        # asked for by its own effect, which would have no end
+        return None if cell.step in self._completed else cell
 
     def _has_artifact(self, cell: CellState) -> bool:
         return cell.output is not None and self._work.store.exists(
@@ -352,7 +359,7 @@ class Chain:
         event = CellCompleted(
             attempt=attempt,
             # thousands can wait to be told; a value in each would hold their memory
-            output=replace(output, value=None),
+            output=output if output.value is None else replace(output, value=None),
             code_version=code_version,
             seconds=seconds,
             is_settled=is_settled,
@@ -367,6 +374,7 @@ class Chain:
         draft = self._draft(EntryKind.FAILED, attempt, step.code_version or "", payload)
         self._work.journal.append(draft)
         self._state.apply_one(draft)
+        self._ahead = None
         tries = self._tries[step.name]
         is_hopeless = isinstance(error, TenantPipelinesError) and not error.is_retryable
         if tries < step.retries.attempts and not is_hopeless and not self._work.should_stop():

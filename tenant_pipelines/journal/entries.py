@@ -83,9 +83,13 @@ class Draft:
     payload: Mapping[str, Any] = field(default_factory=dict)
 
 
+# made once: json.dumps would make an encoder on each call
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
 def canonical_json(value: Any) -> str:
     """Return the one JSON text that stands for ``value``."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _encoder.encode(value)
 
 
 def instant(at: datetime) -> str:

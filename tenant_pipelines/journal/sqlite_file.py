@@ -62,6 +62,8 @@ def _fill(path: Path, *, fleet: str, shard: str) -> None:
     with engine.connect() as connection:
         connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
         connection.exec_driver_sql(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
+        # an entry dirties few bytes of few pages, and each goes to the log whole
+        connection.exec_driver_sql("PRAGMA page_size = 1024")
         # WAL is a property of the file; https://www.sqlite.org/wal.html#persistence_of_wal_mode
         connection.exec_driver_sql("PRAGMA journal_mode = WAL")
         schema.metadata.create_all(connection)

@@ -7,6 +7,8 @@ from typing import Any
 from tenant_pipelines.errors import TenantPipelinesError
 
 _MOST_LEVELS = 100
+# made once: json.dumps would make an encoder on each call
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 class UnstorableValue(TenantPipelinesError, TypeError):
@@ -28,8 +30,7 @@ def canonical_json(value: Any) -> bytes:
     """
     _check(value, None, 0)
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return text.encode()
+        return _encoder.encode(value).encode()
     except UnicodeEncodeError:
         raise UnstorableValue(
             found="a string with half of a surrogate pair", wanted="Unicode text"
