@@ -10,6 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tenant_pipelines.engine.opening import (
+    collect_leftovers,
+    effects_to_settle,
+    open_forced,
+    read_what_others_wrote,
+)
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, plan_tenant
 from tenant_pipelines.engine.step_guard import describe_failure, guarded
 from tenant_pipelines.engine.work import (
@@ -163,40 +169,11 @@ class Chain:
         )
 
     def _look_again(self) -> None:
-        work = self._work
-        self._state.apply(
-            work.journal.of_tenant(
-                cycle=work.cycle.name, tenant=self.tenant, after_seq=self._state.last_seq
-            )
-        )
-        unended = {Outcome.STARTED, Outcome.FAILED}
-        if any(cell.outcome in unended for cell in self._state.cells.values()):
-            kept = {
-                entry.payload["output"]["path"]
-                for entry in work.journal.completions_of(self.tenant)
-            }
-            work.store.collect(tenant=self.tenant, keep=kept - {None})
-        self._settle()
-        self._open_forced()
-
-    def _settle(self) -> None:
-        work = self._work
-        if work.ledger is None:
-            return
-        for row in work.ledger.settled(tenant=self.tenant, cycle=work.cycle.name):
-            cell = self._state.cell(row.step)
-            if row.generation > cell.generation or cell.outcome is Outcome.MISSING:
-                raise LedgerDisagrees(
-                    warehouse="the fleet's warehouse",
-                    shard=work.shard.name,
-                    tenant=self.tenant,
-                    step=row.step,
-                    cycle=work.cycle.name,
-                    generation=row.generation,
-                    found="a load took effect that the journal does not know",
-                )
-            if row.generation < cell.generation or cell.outcome is Outcome.COMPLETED:
-                continue
+        work, state = self._work, self._state
+        read_what_others_wrote(work, self.tenant, state)
+        collect_leftovers(work, self.tenant, state)
+        for row in effects_to_settle(work, self.tenant, state):
+            cell = state.cell(row.step)
             attempt = self._attempt(row.step, cell.generation, cell.attempts)
             self._complete(
                 work.fleet.pipeline[row.step],
@@ -208,28 +185,7 @@ class Chain:
                 is_settled=True,
             )
         self._flush()
-
-    def _open_forced(self) -> None:
-        work = self._work
-        drafts = []
-        for step in work.fleet.pipeline.steps:
-            cell = self._state.cell(step.name)
-            if not work.request.forces(step.name, cell):
-                continue
-            drafts.append(
-                Draft(
-                    kind=EntryKind.FORCED,
-                    cycle=work.cycle.name,
-                    run_id=work.run_id,
-                    tenant=self.tenant,
-                    step=step.name,
-                    generation=cell.generation + 1,
-                    payload={"root": work.request.root},
-                )
-            )
-        work.journal.append(*drafts)
-        for draft in drafts:
-            self._state.apply_one(draft)
+        open_forced(work, self.tenant, state)
 
     def _run_cell(self, planned: PlannedCell) -> float | None:
         step = self._work.fleet.pipeline[planned.step]

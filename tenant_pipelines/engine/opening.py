@@ -1,0 +1,73 @@
+"""What a chain does once it has its tenant's lease, before its first cell: look, clean, settle."""
+
+from tenant_pipelines.engine.work import ShardWork
+from tenant_pipelines.errors import LedgerDisagrees
+from tenant_pipelines.journal.entries import Draft, EntryKind
+from tenant_pipelines.journal.fold import Outcome, TenantState
+from tenant_pipelines.storage.ledger import LedgerRow
+
+_UNENDED = frozenset({Outcome.STARTED, Outcome.FAILED})
+
+
+def read_what_others_wrote(work: ShardWork, tenant: str, state: TenantState) -> None:
+    """Bring the state up to date: another process may have worked on the tenant meanwhile."""
+    cycle = work.cycle.name
+    state.apply(work.journal.of_tenant(cycle=cycle, tenant=tenant, after_seq=state.last_seq))
+
+
+def collect_leftovers(work: ShardWork, tenant: str, state: TenantState) -> None:
+    """Delete artifacts that no entry names, when an attempt ended without saying so."""
+    if not any(cell.outcome in _UNENDED for cell in state.cells.values()):
+        return
+    named = {entry.payload["output"]["path"] for entry in work.journal.completions_of(tenant)}
+    work.store.collect(tenant=tenant, keep=named - {None})
+
+
+def effects_to_settle(work: ShardWork, tenant: str, state: TenantState) -> list[LedgerRow]:
+    """Return the loads that took effect before a crash could journal them.
+
+    Raises:
+        LedgerDisagrees: a load took effect that the journal does not know: one was damaged.
+    """
+    found = []
+    rows = [] if work.ledger is None else work.ledger.settled(tenant=tenant, cycle=work.cycle.name)
+    for row in rows:
+        if row.step not in work.fleet.pipeline.names:
+            continue  # of a step that the pipeline had once
+        cell = state.cell(row.step)
+        if row.generation > cell.generation or cell.outcome is Outcome.MISSING:
+            raise LedgerDisagrees(
+                warehouse="the fleet's warehouse",
+                shard=work.shard.name,
+                tenant=tenant,
+                step=row.step,
+                cycle=work.cycle.name,
+                generation=row.generation,
+                found="a load took effect that the journal does not know",
+            )
+        if row.generation == cell.generation and cell.outcome in _UNENDED:
+            found.append(row)
+    return found
+
+
+def open_forced(work: ShardWork, tenant: str, state: TenantState) -> None:
+    """Open a new generation of each cell that the run forces, once per root run."""
+    drafts = []
+    for step in work.fleet.pipeline.steps:
+        cell = state.cell(step.name)
+        if not work.request.forces(step.name, cell):
+            continue
+        drafts.append(
+            Draft(
+                kind=EntryKind.FORCED,
+                cycle=work.cycle.name,
+                run_id=work.run_id,
+                tenant=tenant,
+                step=step.name,
+                generation=cell.generation + 1,
+                payload={"root": work.request.root},
+            )
+        )
+    work.journal.append(*drafts)
+    for draft in drafts:
+        state.apply_one(draft)
