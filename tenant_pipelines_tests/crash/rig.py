@@ -246,6 +246,21 @@ class Rig:
             if entry.kind is EntryKind.COMPLETED
         )
 
+    def artifact_files(self) -> list[str]:
+        """Return every file below the artifacts folder, sorted."""
+        root = Path(self.fleet.artifacts)
+        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+    def published_files(self) -> list[str]:
+        """Return the artifacts that the ``completed`` entries name, sorted."""
+        paths = [
+            entry.payload["output"]["path"]
+            for shard in self.fleet.shards
+            for entry in self.entries(shard)
+            if entry.kind is EntryKind.COMPLETED
+        ]
+        return sorted(path for path in paths if path is not None)
+
     def check_nothing_held(self) -> None:
         """Check that nobody holds a lease or a slot of any shard."""
         fleet = self.fleet

@@ -77,7 +77,7 @@ def test_runs_killed_at_random_moments_leave_nothing_that_one_more_run_does_not_
         assert {shard["status"] for shard in ended.document["shards"]} == {"completed"}
         _check_journals(rig)
         assert _warehouse(rig) == wanted
-        assert _files(rig) == _published(rig)
+        assert rig.artifact_files() == rig.published_files()
         rig.check_nothing_held()
         _end_the_runs_that_died_before_they_told_who_they_are(rig)
         assert set(rig.run_statuses()) <= {"SUCCESS", "FAILURE", "CANCELED", "NOT_STARTED"}
@@ -157,19 +157,3 @@ def _warehouse(rig: Rig) -> list[dict[str, Any]]:
         return [{name: row[name] for name in names if name != "_cycle"} for row in rows]
     finally:
         connection.close()
-
-
-def _files(rig: Rig) -> list[str]:
-    root = Path(rig.fleet.artifacts)
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-
-
-def _published(rig: Rig) -> list[str]:
-    """Return the paths that the ``completed`` entries name."""
-    outputs = [
-        entry.payload["output"]["path"]
-        for shard in rig.fleet.shards
-        for entry in rig.entries(shard)
-        if entry.kind is EntryKind.COMPLETED
-    ]
-    return sorted(path for path in outputs if path is not None)
