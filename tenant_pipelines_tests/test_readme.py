@@ -33,6 +33,19 @@ def _bin() -> str:
     return str(Path(sys.executable).parent)
 
 
+def test_what_runs_leave_behind_is_ignored_by_git() -> None:
+    """A run in the clone, a killed one too, leaves ``git status`` clean."""
+    if not (_ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    left = [
+        ".tmp_dagster_home_x1/storage/a", ".tenant_pipelines/flights/source.db", "history/runs.db",
+        "schedules/schedules.db", "storage/a/b", "logs/a", ".logs_queue/a", ".venv/bin/python",
+    ]  # fmt: skip
+    for path in left:
+        ignored = subprocess.run(["git", "check-ignore", "-q", path], cwd=_ROOT, check=False)
+        assert ignored.returncode == 0, path
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_readme_work_in_their_order(tmp_path: Path) -> None:
     """The main job, the job by Dagster's own command line, one partition."""

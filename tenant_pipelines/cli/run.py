@@ -59,8 +59,9 @@ def run(
     run_id = str(uuid.uuid4())
     request = Request(root=run_id, tenants=tenant, steps=step, force=force)
     todo = _todo(loaded, chosen, request, opens=new_cycle is not None)
+    is_shown = True
     if todo or dead_runs(loaded.state):
-        _launch(loaded, todo, request, new_cycle=new_cycle)
+        is_shown = _launch(loaded, todo, request, new_cycle=new_cycle)
     reader = FleetReader(loaded, environ=os.environ)
     done_by = run_id if todo else ""
     outcomes = [outcome_of(reader, name, run_id=done_by, request=request) for name in chosen]
@@ -69,7 +70,14 @@ def run(
         print_json({"fleet": loaded.name, "run_id": done_by or None, "shards": shards})
     else:
         print_outcomes(outcomes, wide_console())
-    raise typer.Exit(ALL_DONE if is_all_done(outcomes) else NOT_DONE)
+    is_done = is_all_done(outcomes)
+    if is_done and not is_shown:
+        typer.echo(
+            "Every cell is done, but a process died before it told Dagster so: run again, and "
+            "Dagster shows it too.",
+            err=True,
+        )
+    raise typer.Exit(ALL_DONE if is_done and is_shown else NOT_DONE)
 
 
 def _todo(fleet: Fleet, shards: list[str], request: Request, *, opens: bool) -> dict[str, int]:
@@ -85,22 +93,27 @@ def _todo(fleet: Fleet, shards: list[str], request: Request, *, opens: bool) -> 
     return todo
 
 
-def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: str | None) -> None:
-    """End the dead runs, then run the shards of ``todo``, which may be none."""
+def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: str | None) -> bool:
+    """End the dead runs, then run the shards of ``todo``, if any; tell whether Dagster shows it.
+
+    What Dagster and the steps print goes to a log file, which is kept when the run failed.
+    """
     # only here: Dagster takes a second to import, and a run with nothing to do needs none
     from tenant_pipelines.orchestration.instance import end_dead_runs, find_home, open_instance
     from tenant_pipelines.orchestration.launch import Launch, launch
 
     home = find_home(fleet, environ=os.environ, cwd=Path.cwd())
-    with _output_to_log(fleet, request.root) as console:
+    log = fleet.state / "logs" / f"{request.root}.log"
+    with _output_to(log) as console:
         console.print(f"DAGSTER_HOME: {home.path} ({home.origin})", markup=False)
         instance = open_instance(home)
         for ended in end_dead_runs(instance, fleet):
             console.print(f"run {ended} had died: marked failed, its slots freed", markup=False)
         if not todo:
-            return
+            log.unlink()
+            return True
         with RunProgress(fleet, todo, run_id=request.root, console=console):
-            launch(
+            has_succeeded = launch(
                 instance,
                 fleet,
                 Launch(
@@ -113,20 +126,26 @@ def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: 
                 ),
             )
 
+        if has_succeeded:
+            log.unlink()
+        else:
+            console.print(f"what Dagster and the steps printed: {log}", markup=False)
+        return has_succeeded
+
 
 @contextlib.contextmanager
-def _output_to_log(fleet: Fleet, run_id: str) -> Iterator[Console]:
-    """Send what Dagster and the steps print to a log file; yield a console on the real stderr.
+def _output_to(path: Path) -> Iterator[Console]:
+    """Send this process's and its children's output to a file; yield a console on the real stderr.
 
-    The log is removed when the run succeeds in saying nothing that matters: when it is empty.
+    Raises:
+        InvalidRequest: the file cannot be written.
     """
-    folder = fleet.state / "logs"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        log = (folder / f"{run_id}.log").open("wb")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("wb")
     except OSError as error:
         raise InvalidRequest(
-            place=str(folder),
+            place=str(path.parent),
             found=f"a folder that cannot be written ({error.strerror})",
             wanted="a state folder that this user can write",
             fix="Mend its rights, or set $TENANT_PIPELINES_STATE to another.",
@@ -145,6 +164,3 @@ def _output_to_log(fleet: Fleet, run_id: str) -> Iterator[Console]:
         os.close(stdout)
         os.close(stderr)
         log.close()
-        path = Path(log.name)
-        if path.stat().st_size == 0:
-            path.unlink()

@@ -120,6 +120,8 @@ class Chain:
                 )
                 return None if self._work.should_stop() else wait
             self._is_leased = True
+            if self._work.is_superseded():
+                return None
             try:
                 self._look_again()
             except LedgerDisagrees as error:

@@ -20,7 +20,7 @@ from tenant_pipelines.engine.work import CellEvent, CellHeld, ShardReport, Shard
 from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
 from tenant_pipelines.fleet.model import Fleet, Shard
 from tenant_pipelines.fleet.settings import resolve_settings
-from tenant_pipelines.journal.fold import CellState, Cycle, TenantState, fold_tenant
+from tenant_pipelines.journal.fold import CellState, Cycle, TenantState, cycles_of, fold_tenant
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.ledger import Ledger
 from tenant_pipelines.storage.output import StoredOutput
@@ -59,6 +59,7 @@ class ShardRun:
         self._shard = fleet.shard(shard)
         self._environ = environ
         self._stops = threading.Event()
+        self._cycles_seen = 0
         self._told: queue.SimpleQueue[CellEvent | BaseException | None] = queue.SimpleQueue()
         locks = fleet.shard_state(shard) / "locks"
         limit = self._shard.limits.max_concurrent
@@ -76,6 +77,7 @@ class ShardRun:
             leases=self._leases,
             slots=self._slots,
             should_stop=self._stops.is_set,
+            is_superseded=self._is_superseded,
             tell=self._told.put,
         )
         self.report = ShardReport(shard=shard, cycle=cycle.name)
@@ -110,8 +112,14 @@ class ShardRun:
             for chain in chains:
                 chain.report_to(self.report)
 
+    def _is_superseded(self) -> bool:
+        opened = cycles_of(self._work.journal.cycle_entries(after_seq=self._cycles_seen))
+        return any(cycle > self._work.cycle for cycle in opened)
+
     def _chains(self) -> list[Chain]:
         """Plan every asked-for tenant; return a chain for each that has something to run."""
+        opened = self._work.journal.cycle_entries()
+        self._cycles_seen = opened[-1].seq if opened else 0
         states, seen = self._unfinished()
         strangers = [name for name in self._asked() if name not in seen]
         states.update((name, TenantState()) for name in strangers)

@@ -75,7 +75,7 @@ class ShardReport:
         skipped: cells that were done already.
         failed: cells that failed.
         held: cells that may not run.
-        unreached: cells that the run was stopped before.
+        unreached: cells that the run was stopped before, or that a newer cycle took over.
     """
 
     shard: str
@@ -108,6 +108,8 @@ class ShardWork:
         leases: of the shard's tenants.
         slots: of the shard.
         should_stop: whether nothing new may start.
+        is_superseded: whether a newer cycle was opened since the run began; an old one's load
+            would overwrite newer rows and move the cursor back.
         tell: takes each event; called from worker threads.
     """
 
@@ -122,4 +124,5 @@ class ShardWork:
     leases: TenantLeases
     slots: Slots
     should_stop: Callable[[], bool]
+    is_superseded: Callable[[], bool]
     tell: Callable[[CellEvent], None]

@@ -69,7 +69,10 @@ class _Statements:
         self.insert = self._text(insert(entries))
         self.last_seq = self._text(select(func.max(entries.c.seq)))
         self.all = self._text(every)
-        self.cycles = self._text(every.where(entries.c.kind == literal_column("'cycle_opened'")))
+        after = entries.c.seq > bindparam("after_seq")
+        self.cycles = self._text(
+            every.where(entries.c.kind == literal_column("'cycle_opened'"), after)
+        )
         self.completions = self._text(
             every.where(entries.c.kind == literal_column("'completed'"), tenant)
         )
@@ -78,10 +81,8 @@ class _Statements:
             .where(cycle, entries.c.tenant != literal_column("''"))
             .order_by(entries.c.tenant, entries.c.seq)
         )
-        self.of_tenant = self._text(
-            every.where(cycle, tenant, entries.c.seq > bindparam("after_seq"))
-        )
-        self.after = self._text(every.where(entries.c.seq > bindparam("after_seq")))
+        self.of_tenant = self._text(every.where(cycle, tenant, after))
+        self.after = self._text(every.where(after))
         self.tenants = self._text(
             select(entries.c.tenant).where(entries.c.tenant != literal_column("''")).distinct()
         )
@@ -267,9 +268,9 @@ class Journal:
         with contextlib.suppress(EntryRefused):
             self.append(draft)
 
-    def cycle_entries(self) -> list[Entry]:
-        """Return the ``cycle_opened`` entries, in order."""
-        return list(self._read(self._statements.cycles))
+    def cycle_entries(self, *, after_seq: int = 0) -> list[Entry]:
+        """Return the ``cycle_opened`` entries with a seq above ``after_seq``, in order."""
+        return list(self._read(self._statements.cycles, after_seq))
 
     def by_tenant(self, cycle: str) -> Iterator[tuple[str, list[Entry]]]:
         """Yield each tenant of a cycle with its entries in order, one tenant in memory."""

@@ -119,7 +119,8 @@ def end_dead_runs(
         if is_unfinished:
             ended.append(run.run_id)
     for dead in dead_runs(fleet.state):
-        for part in {"_open", "_run"}.intersection(dead.parts):
+        # the parts of shards that are still there wait for their shard's next op
+        for part in set(dead.parts) - set(fleet.shards):
             forget(fleet.state, dead.run_id, part)
     return ended
 

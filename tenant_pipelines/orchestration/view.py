@@ -19,6 +19,8 @@ from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.dagster_internals import KeyColours
 
+_UNREACHED = " (the run was stopped, or a newer cycle was opened meanwhile)"
+
 
 def materialization(fleet: str, event: CellCompleted) -> AssetMaterialization:
     """Return the event that stands for a cell this run completed."""
@@ -146,7 +148,7 @@ def summary(report: ShardReport, *, limit: int = 20) -> str:
     lines = [
         f"shard {report.shard}, cycle {report.cycle}: {report.ran} ran, {report.skipped} skipped, "
         f"{len(report.failed)} failed, {len(report.held)} held"
-        + (f", {report.unreached} not reached" if report.unreached else "")
+        + (f", {report.unreached} not reached{_UNREACHED}" if report.unreached else "")
     ]
     for failure in report.failed[:limit]:
         blocked = f" (blocked: {', '.join(failure.blocked)})" if failure.blocked else ""

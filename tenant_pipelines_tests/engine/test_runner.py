@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tenant_pipelines.engine.cycles import open_cycle
 from tenant_pipelines.engine.plan import Reason
 from tenant_pipelines.fleet.context import StepContext
 from tenant_pipelines.fleet.model import Fleet, Tenant
@@ -335,6 +336,23 @@ def test_a_new_cycle_runs_everything_and_reruns_resume_it(tmp_path: Path) -> Non
     assert run_shard(fleet, new_cycle="2").cells == _every_cell("acme")
     again = run_shard(fleet)
     assert (again.report.cycle, again.cells) == ("2", [])
+
+
+def test_a_cycle_opened_meanwhile_takes_over_the_tenants_not_begun(tmp_path: Path) -> None:
+    """An old cycle's load after a new one's would overwrite newer rows."""
+    fleet = make_fleet(tmp_path, STEPS, {"a": ["acme", "globex"]}, max_concurrent=1)
+
+    @step
+    def opens(ctx: StepContext) -> None:
+        if ctx.cycle == "1":
+            open_cycle(fleet, asked="2", root="other", run_id="other")
+
+    fleet = make_fleet(tmp_path, [opens], {"a": ["acme", "globex"]}, max_concurrent=1)
+    first = run_shard(fleet)
+    assert first.cells == [("acme", "opens")]
+    assert first.report.unreached == 1
+    assert not first.report.is_complete
+    assert run_shard(fleet).cells == [("acme", "opens"), ("globex", "opens")]
 
 
 def test_every_cell_moves_through_the_store_that_the_run_was_given(tmp_path: Path) -> None:
