@@ -60,8 +60,8 @@ class InvalidFleetFile(TenantPipelinesError, ValueError):
         )
 
 
-class InvalidPipeline(TenantPipelinesError, ValueError):
-    """Steps that do not make a pipeline; raised where they are defined."""
+class _Refused(TenantPipelinesError, ValueError):
+    """Something that a user gave and that cannot be used."""
 
     def __init__(self, *, place: str, found: str, wanted: str, fix: str) -> None:
         super().__init__(
@@ -71,6 +71,14 @@ class InvalidPipeline(TenantPipelinesError, ValueError):
             wanted=wanted,
             fix=fix,
         )
+
+
+class InvalidPipeline(_Refused):
+    """Steps that do not make a pipeline; raised where they are defined."""
+
+
+class InvalidRequest(_Refused):
+    """What a run was asked for (options, op config, run tags) makes no sense."""
 
 
 class UnknownName(TenantPipelinesError, LookupError):
@@ -83,19 +91,6 @@ class UnknownName(TenantPipelinesError, LookupError):
             name=name,
             known=known,
             place=place,
-        )
-
-
-class InvalidRequest(TenantPipelinesError, ValueError):
-    """What a run was asked for (options, op config, run tags) makes no sense."""
-
-    def __init__(self, *, place: str, found: str, wanted: str, fix: str) -> None:
-        super().__init__(
-            f"{place}: found {found}; wanted {wanted}. {fix}",
-            place=place,
-            found=found,
-            wanted=wanted,
-            fix=fix,
         )
 
 
