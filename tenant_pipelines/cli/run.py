@@ -33,6 +33,9 @@ from tenant_pipelines.engine.run_locks import dead_runs
 from tenant_pipelines.errors import InvalidRequest
 from tenant_pipelines.fleet.model import Fleet
 
+# the end of a traceback of Dagster's own says most
+_ERROR_CHARACTERS = 1500
+
 
 def run(
     fleet: FleetOption = None,
@@ -113,7 +116,7 @@ def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: 
             log.unlink()
             return True
         with RunProgress(fleet, todo, run_id=request.root, console=console):
-            has_succeeded = launch(
+            verdict = launch(
                 instance,
                 fleet,
                 Launch(
@@ -125,12 +128,13 @@ def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: 
                     new_cycle=new_cycle,
                 ),
             )
-
-        if has_succeeded:
+        if verdict.has_succeeded:
             log.unlink()
-        else:
-            console.print(f"what Dagster and the steps printed: {log}", markup=False)
-        return has_succeeded
+            return True
+        for error in verdict.errors:
+            console.print(error.strip()[-_ERROR_CHARACTERS:], markup=False, highlight=False)
+        console.print(f"what Dagster and the steps printed: {log}", markup=False)
+        return False
 
 
 @contextlib.contextmanager

@@ -70,8 +70,15 @@ class _Statements:
         self.last_seq = self._text(select(func.max(entries.c.seq)))
         self.all = self._text(every)
         after = entries.c.seq > bindparam("after_seq")
+        # "+" keeps SQLite from the primary key, by which it would read every entry since
+        # (https://www.sqlite.org/optoverview.html#disqualifying_where_clause_terms_using_unary_)
         self.cycles = self._text(
-            every.where(entries.c.kind == literal_column("'cycle_opened'"), after)
+            select(*columns)
+            .where(
+                entries.c.kind == literal_column("'cycle_opened'"),
+                literal_column("+entries.seq") > bindparam("after_seq"),
+            )
+            .order_by(literal_column("+entries.seq"))
         )
         self.completions = self._text(
             every.where(entries.c.kind == literal_column("'completed'"), tenant)

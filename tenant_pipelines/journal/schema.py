@@ -65,7 +65,7 @@ def _one_per_cell(kind: str, *columns: str) -> Index:
     )
 
 
-_one_per_cell("completed", "cycle", "tenant", "step", "generation", "item")
+_one_per_cell("completed", "tenant", "cycle", "step", "generation", "item")
 _one_per_cell("forced", "cycle", "tenant", "step", "generation")
 _one_per_cell("cycle_opened", "cycle")
 Index("by_tenant", entries.c.cycle, entries.c.tenant, entries.c.seq)

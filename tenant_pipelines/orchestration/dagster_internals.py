@@ -16,8 +16,13 @@ from dagster import (
     DynamicPartitionsDefinition,
 )
 from dagster._core.definitions.reconstruct import ReconstructableJob
-from dagster._core.events import AssetMaterializationPlannedData, EngineEventData
+from dagster._core.events import (
+    AssetMaterializationPlannedData,
+    EngineEventData,
+    JobFailureData,
+)
 from dagster._core.execution.api import execute_run
+from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
@@ -99,6 +104,19 @@ def executor_process(instance: DagsterInstance, run_id: str) -> ExecutorProcess 
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run ended for Dagster.
+
+    Attributes:
+        has_succeeded: whether the run succeeded.
+        errors: what went wrong besides what our own ops said; one text each, a traceback maybe.
+    """
+
+    has_succeeded: bool
+    errors: tuple[str, ...]
+
+
 def execute_with_id(
     job: ReconstructableJob,
     instance: DagsterInstance,
@@ -106,7 +124,7 @@ def execute_with_id(
     run_id: str,
     run_config: dict[str, object],
     ops: list[str],
-) -> bool:
+) -> Verdict:
     """Execute a job in this process as ``dagster job execute`` does, under a run id chosen before.
 
     Args:
@@ -115,9 +133,6 @@ def execute_with_id(
         run_id: id of the run.
         run_config: config of the run.
         ops: names of the ops to run.
-
-    Returns:
-        Whether the run succeeded.
     """
     subset = job.get_subset(op_selection=ops)
     run = instance.create_run_for_job(
@@ -128,4 +143,11 @@ def execute_with_id(
         resolved_op_selection=frozenset(ops),
         job_code_origin=subset.get_python_origin(),
     )
-    return execute_run(subset, run, instance, raise_on_error=False).success
+    result = execute_run(subset, run, instance, raise_on_error=False)
+    errors = []
+    for event in result.all_events:
+        data = event.event_specific_data
+        is_ours = isinstance(data, StepFailureData) and data.user_failure_data is not None
+        if isinstance(data, StepFailureData | JobFailureData) and data.error and not is_ours:
+            errors.append(data.error.to_string())
+    return Verdict(result.success, tuple(errors))

@@ -1,5 +1,7 @@
 """The Dagster instance of our commands: where it is, how it is set up, and ending its dead runs."""
 
+import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -84,12 +86,13 @@ def open_instance(home: Home) -> DagsterInstance:
     settings = home.path / "dagster.yaml"
     try:
         home.path.mkdir(parents=True, exist_ok=True)
-        if not settings.exists():
-            draft = settings.with_suffix(f".{os.getpid()}.new")
-            draft.write_text(yaml.safe_dump(INSTANCE_SETTINGS, sort_keys=False))
-            draft.replace(settings)
-        os.environ["DAGSTER_HOME"] = str(home.path)
-        return DagsterInstance.from_config(str(home.path))
+        with _alone_in(home.path):
+            if not settings.exists():
+                draft = settings.with_suffix(f".{os.getpid()}.new")
+                draft.write_text(yaml.safe_dump(INSTANCE_SETTINGS, sort_keys=False))
+                draft.replace(settings)
+            os.environ["DAGSTER_HOME"] = str(home.path)
+            return DagsterInstance.from_config(str(home.path))
     except Exception as error:
         raise InvalidRequest(
             place=str(settings),
@@ -97,6 +100,21 @@ def open_instance(home: Home) -> DagsterInstance:
             wanted="a folder that can be written, with a valid dagster.yaml",
             fix="Mend the file, or point DAGSTER_HOME to another folder.",
         ) from error
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let one of our processes at a time open an instance.
+
+    Two that create its SQLite files at once leave two heads in ``alembic_version``, and no process
+    can open the instance ever after. The lock is on the folder itself, so no file is left behind.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def end_dead_runs(

@@ -10,7 +10,7 @@ from tenant_pipelines.fleet.file import load_fleet
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.build import build_definitions
-from tenant_pipelines.orchestration.dagster_internals import execute_with_id
+from tenant_pipelines.orchestration.dagster_internals import Verdict, execute_with_id
 from tenant_pipelines.orchestration.register import register_shard
 
 
@@ -41,8 +41,8 @@ def rebuild_fleet_job(path: str) -> JobDefinition:
     return build_definitions(fleet).resolve_job_def(names.fleet_job(fleet.name))
 
 
-def launch(instance: DagsterInstance, fleet: Fleet, asked: Launch) -> bool:
-    """Run the fleet job to its end; tell whether every cell that was asked for is done."""
+def launch(instance: DagsterInstance, fleet: Fleet, asked: Launch) -> Verdict:
+    """Run the fleet job to its end."""
     job = build_reconstructable_job(
         "tenant_pipelines.orchestration.launch", "rebuild_fleet_job", (str(fleet.path),)
     )

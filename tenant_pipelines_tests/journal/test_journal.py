@@ -1,5 +1,6 @@
 """The journal: durable, append-only, one completion per cell, one truth for many threads."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from tenant_pipelines.errors import EntryRefused, JournalUnusable
+from tenant_pipelines.journal import sqlite_file
 from tenant_pipelines.journal.entries import Draft, EntryKind
 from tenant_pipelines.journal.fold import Cycle, Outcome, cycles_of, fold_tenant
-from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines.journal.journal import Journal, _Statements
 from tenant_pipelines_tests.journal.drafts import completed, failed, started
 
 
@@ -151,7 +153,8 @@ def test_processes_that_create_and_write_one_journal_at_once_lose_nothing(path: 
 _KILLED = """
 import sys
 from pathlib import Path
-from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines.journal import sqlite_file
+from tenant_pipelines.journal.journal import Journal, _Statements
 from tenant_pipelines_tests.journal.drafts import completed
 journal = Journal(Path(sys.argv[1]), fleet="f", shard="a")
 for index in range(10_000):
@@ -187,6 +190,27 @@ def test_opening_a_cycle_is_idempotent_by_name(path: Path) -> None:
         assert [cycle.instant for cycle in cycles_of(journal.cycle_entries())] == [
             "2026-01-01T00:00:00.000000Z"
         ]
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "index"),
+    [
+        ("cycles", (0,), "one_cycle_opened"),
+        ("of_tenant", ("1", "acme", 0), "by_tenant"),
+        ("of_cycle", ("1",), "by_tenant"),
+        ("completions", ("acme",), "one_completed"),
+    ],
+)
+def test_what_a_chain_asks_for_is_found_by_an_index(
+    path: Path, statement: str, parameters: tuple[object, ...], index: str
+) -> None:
+    """A look-up that reads the whole journal makes a run of n tenants cost n times n."""
+    _open(path).close()
+    engine = sqlite_file.connect_engine(path)
+    text = getattr(_Statements(engine), statement)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {text}", parameters).fetchall()
+    assert index in plan[0][3], plan
 
 
 def _garbage(path: Path) -> None:
