@@ -7,6 +7,7 @@ has learned; so a plan and a run cannot disagree.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from tenant_pipelines.fleet.pipeline import Pipeline, Step
 from tenant_pipelines.journal.fold import CellState, Outcome, TenantState
@@ -41,8 +42,7 @@ class Reason(StrEnum):
     TENANT_MOVED = "tenant_moved"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCell:
+class PlannedCell(NamedTuple):
     """One asked-for cell, what happens to it, and why."""
 
     step: str
@@ -71,7 +71,7 @@ class Request:
     def asked_steps(self, pipeline: Pipeline) -> frozenset[str]:
         """Return the steps whose cells are asked for."""
         if self.steps is None:
-            return frozenset(pipeline.names)
+            return pipeline.every_name
         if self.force and not self.is_exact:
             return frozenset(self.steps) | pipeline.downstream_of(self.steps)
         return frozenset(self.steps)
@@ -85,26 +85,27 @@ class Request:
         )
 
 
-def reason_to_run(step: Step, cell: CellState, digests: Mapping[str, str | None]) -> Reason:
+def reason_to_run(step: Step, cell: CellState, tenant: TenantState) -> Reason:
     """Return why the cell runs given its upstream digests, or ``DONE``.
 
     Args:
         step: its step.
         cell: the newest generation.
-        digests: newest completed digest of each upstream step.
+        tenant: knows the newest completed digest of each upstream step.
     """
-    match cell.outcome:
-        case Outcome.MISSING:
-            return Reason.FORCED if cell.is_forced else Reason.NEVER_RUN
-        case Outcome.STARTED:
-            return Reason.INTERRUPTED
-        case Outcome.FAILED:
-            return Reason.FAILED
-        case Outcome.COMPLETED:
-            if step.code_version is not None and step.code_version != cell.code_version:
-                return Reason.CODE_CHANGED
-            if dict(cell.inputs) != dict(digests):
-                return Reason.UPSTREAM_CHANGED
+    outcome = cell.outcome
+    if outcome is Outcome.MISSING:
+        return Reason.FORCED if cell.is_forced else Reason.NEVER_RUN
+    if outcome is Outcome.STARTED:
+        return Reason.INTERRUPTED
+    if outcome is Outcome.FAILED:
+        return Reason.FAILED
+    if step.code_version is not None and step.code_version != cell.code_version:
+        return Reason.CODE_CHANGED
+    if len(cell.inputs) != len(step.upstream) or any(
+        cell.inputs.get(name, "") != tenant.cell(name).digest for name in step.upstream
+    ):
+        return Reason.UPSTREAM_CHANGED
     return Reason.DONE
 
 
@@ -135,8 +136,9 @@ def plan_tenant(
     for step in pipeline.steps:
         if step.name in asked:
             planned[step.name] = _plan_cell(pipeline, step, tenant, request, planned)
-    _make_missing_inputs_first(pipeline, tenant, planned, has_artifact)
-    cells = [planned[step.name] for step in pipeline.steps if step.name in planned]
+    if any(cell.action is Action.RUN for cell in planned.values()):
+        _make_missing_inputs_first(pipeline, tenant, planned, has_artifact)
+    cells = list(planned.values())
     if is_leased:
         cells = [_shown_running(cell, tenant) for cell in cells]
     if hold is not None:
@@ -162,13 +164,13 @@ def _plan_cell(
             return PlannedCell(step.name, Action.HOLD, Reason.UPSTREAM_MISSING)
         else:
             runs_above = runs_above or above.action is not Action.SKIP
-    if request.forces(step.name, cell):
+    if request.force and request.forces(step.name, cell):
         return PlannedCell(step.name, Action.RUN, Reason.FORCED)
-    digests = {upstream: tenant.cell(upstream).digest for upstream in step.upstream}
-    reason = reason_to_run(step, cell, digests)
-    if runs_above and reason in {Reason.DONE, Reason.UPSTREAM_CHANGED}:
+    reason = reason_to_run(step, cell, tenant)
+    is_done_so_far = reason is Reason.DONE
+    if runs_above and (is_done_so_far or reason is Reason.UPSTREAM_CHANGED):
         return PlannedCell(step.name, Action.CHECK, Reason.UPSTREAM_CHANGED)
-    return PlannedCell(step.name, Action.SKIP if reason is Reason.DONE else Action.RUN, reason)
+    return PlannedCell(step.name, Action.SKIP if is_done_so_far else Action.RUN, reason)
 
 
 def is_done(pipeline: Pipeline, step: str, tenant: TenantState) -> bool:
@@ -177,8 +179,7 @@ def is_done(pipeline: Pipeline, step: str, tenant: TenantState) -> bool:
     Its upstream cells have to be done as well.
     """
     upstream = pipeline[step].upstream
-    digests = {name: tenant.cell(name).digest for name in upstream}
-    return reason_to_run(pipeline[step], tenant.cell(step), digests) is Reason.DONE and all(
+    return reason_to_run(pipeline[step], tenant.cell(step), tenant) is Reason.DONE and all(
         is_done(pipeline, name, tenant) for name in upstream
     )
 
@@ -189,6 +190,7 @@ def _make_missing_inputs_first(
     planned: dict[str, PlannedCell],
     has_artifact: Callable[[CellState], bool],
 ) -> None:
+    has_changed = False
     for step in reversed(pipeline.steps):
         cell = planned.get(step.name)
         if cell is None or cell.action is not Action.RUN:
@@ -199,11 +201,13 @@ def _make_missing_inputs_first(
                 continue
             if has_artifact(tenant.cell(upstream)):
                 continue
+            has_changed = True
             if above is None:
                 planned[step.name] = PlannedCell(step.name, Action.HOLD, Reason.UPSTREAM_MISSING)
             else:
                 planned[upstream] = PlannedCell(upstream, Action.RUN, Reason.ARTIFACT_MISSING)
-    _check_below(pipeline, planned)
+    if has_changed:
+        _check_below(pipeline, planned)
 
 
 def _check_below(pipeline: Pipeline, planned: dict[str, PlannedCell]) -> None:

@@ -9,7 +9,9 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from tenant_pipelines.engine.chain import Chain
 from tenant_pipelines.engine.leases import TenantLeases
@@ -19,7 +21,7 @@ from tenant_pipelines.engine.slots import Slots
 from tenant_pipelines.engine.work import CellEvent, CellHeld, ShardReport, ShardWork
 from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
 from tenant_pipelines.fleet.model import Fleet, Shard
-from tenant_pipelines.fleet.settings import resolve_settings
+from tenant_pipelines.fleet.settings import ResolvedSettings, resolve_settings
 from tenant_pipelines.journal.fold import CellState, Cycle, TenantState, cycles_of, fold_tenant
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.ledger import Ledger
@@ -95,9 +97,8 @@ class ShardRun:
         Raises:
             JournalUnusable: the journal cannot be read or written any more.
         """
-        chains = self._chains()
-        pool = _Pool(chains, self._told)
-        threads = min(self._shard.limits.max_concurrent, len(chains))
+        pool = _Pool(self._chains(), self._told, self.report)
+        threads = min(self._shard.limits.max_concurrent, pool.left)
         pool.start(threads, name=f"{self._fleet.name}/{self._shard.name}")
         try:
             while (told := self._told.get()) is not None:
@@ -109,26 +110,28 @@ class ShardRun:
             if pool.join(STOP_SECONDS):
                 self._leases.close()
                 self._slots.close()
-            for chain in chains:
-                chain.report_to(self.report)
+            pool.report_rest()
 
     def _is_superseded(self) -> bool:
         opened = cycles_of(self._work.journal.cycle_entries(after_seq=self._cycles_seen))
         return any(cycle > self._work.cycle for cycle in opened)
 
-    def _chains(self) -> list[Chain]:
-        """Plan every asked-for tenant; return a chain for each that has something to run."""
+    def _chains(self) -> deque[Callable[[], Chain]]:
+        """Plan every asked-for tenant; return what makes the chain of each that has work.
+
+        A chain is made when a thread takes it: a tenant that waits or has ended costs no state.
+        """
         opened = self._work.journal.cycle_entries()
         self._cycles_seen = opened[-1].seq if opened else 0
         states, seen = self._unfinished()
         strangers = [name for name in self._asked() if name not in seen]
-        states.update((name, TenantState()) for name in strangers)
+        new, plan_of_new = frozenset(strangers), self._plan(TenantState())
         moved = find_moved(self._fleet, self._shard, self._work.journal, strangers)
-        chains = []
+        chains: deque[Callable[[], Chain]] = deque()
         for name in self._asked():
-            if name not in states:
+            if name not in states and name not in new:
                 continue
-            cells = self._plan(states[name])
+            cells = self._plan(states[name]) if name in states else plan_of_new
             waiting = [cell for cell in cells if cell.action is not Action.SKIP]
             try:
                 if name in moved:
@@ -145,8 +148,11 @@ class ShardRun:
                     for cell in waiting
                 ]
                 continue
-            chains.append(Chain(self._work, tenant=name, resolved=resolved, state=states[name]))
+            chains.append(partial(self._chain, name, resolved, states.pop(name, None)))
         return chains
+
+    def _chain(self, tenant: str, resolved: ResolvedSettings, state: TenantState | None) -> Chain:
+        return Chain(self._work, tenant=tenant, resolved=resolved, state=state or TenantState())
 
     def _plan(self, state: TenantState) -> list[PlannedCell]:
         return plan_tenant(
@@ -161,7 +167,7 @@ class ShardRun:
         """Return the state of each asked-for tenant with something to do, and who has entries."""
         asked, seen = set(self._asked()), set()
         states: dict[str, TenantState] = {}
-        for tenant, entries in self._work.journal.by_tenant(self._work.cycle.name):
+        for tenant, entries in self._work.journal.outcomes_by_tenant(self._work.cycle.name):
             if tenant not in asked:
                 continue
             seen.add(tenant)
@@ -170,7 +176,10 @@ class ShardRun:
             if all(cell.action is Action.SKIP for cell in cells):
                 self.report.skipped += len(cells)
             else:
-                states[tenant] = state
+                # the starts hold the window
+                states[tenant] = fold_tenant(
+                    self._work.journal.of_tenant(cycle=self._work.cycle.name, tenant=tenant)
+                )
         return states, seen
 
     def _has_artifact(self, cell: CellState) -> bool:
@@ -180,18 +189,24 @@ class ShardRun:
 
 
 class _Pool:
-    """Daemon threads that advance chains, the ones that wait when they are due."""
+    """Daemon threads that make and advance chains, the ones that wait when they are due."""
 
     def __init__(
-        self, chains: list[Chain], told: "queue.SimpleQueue[CellEvent | BaseException | None]"
+        self,
+        new: deque[Callable[[], Chain]],
+        told: "queue.SimpleQueue[CellEvent | BaseException | None]",
+        report: ShardReport,
     ) -> None:
+        self.left = len(new)
+        self._new = new
+        self._begun: set[Chain] = set()
+        self._due: list[tuple[float, int, Chain]] = []
         self._order = itertools.count()
-        self._due = [(0.0, next(self._order), chain) for chain in chains]
-        self._left = len(chains)
         self._changed = threading.Condition()
         self._told = told
+        self._report = report
         self._threads: list[threading.Thread] = []
-        if not chains:
+        if not new:
             told.put(None)
 
     def start(self, threads: int, *, name: str) -> None:
@@ -207,35 +222,53 @@ class _Pool:
             thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def report_rest(self) -> None:
+        """Report the tenants that have not ended; what ends later is not reported."""
+        with self._changed:
+            rest, self._begun = list(self._begun), set()
+            rest += [make() for make in self._new]
+            self._new.clear()
+            for chain in rest:
+                chain.report_to(self._report)
+
     def _work(self) -> None:
-        while (chain := self._take()) is not None:
-            try:
+        try:
+            while (chain := self._take()) is not None:
                 wait = chain.advance()
-            except BaseException as error:  # noqa: BLE001  (told to the run's own thread)
-                self._told.put(error)
-                self._end(all_of_them=True)
-                return
-            if wait is None:
-                self._end()
-            else:
-                with self._changed:
-                    due = time.monotonic() + wait
-                    heapq.heappush(self._due, (due, next(self._order), chain))
-                    self._changed.notify()
+                if wait is None:
+                    self._end(chain)
+                else:
+                    with self._changed:
+                        due = time.monotonic() + wait
+                        heapq.heappush(self._due, (due, next(self._order), chain))
+                        self._changed.notify()
+        except BaseException as error:  # noqa: BLE001  (told to the run's own thread)
+            self._told.put(error)
+            with self._changed:
+                self.left = 0
+                self._changed.notify_all()
 
     def _take(self) -> Chain | None:
         with self._changed:
-            while self._left:
+            while self.left:
                 wait = self._due[0][0] - time.monotonic() if self._due else None
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._due)[2]
+                if self._new:
+                    chain = self._new.popleft()()
+                    self._begun.add(chain)
+                    return chain
                 self._changed.wait(wait)
         return None
 
-    def _end(self, *, all_of_them: bool = False) -> None:
+    def _end(self, chain: Chain) -> None:
+        """Report and forget a chain that has ended; the last one ends the run."""
         with self._changed:
-            self._left = 0 if all_of_them else self._left - 1
-            if self._left == 0:
+            if chain in self._begun:
+                self._begun.discard(chain)
+                chain.report_to(self._report)
+            self.left -= 1
+            if self.left == 0:
                 self._told.put(None)
                 self._changed.notify_all()
 

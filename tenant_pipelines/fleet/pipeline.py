@@ -271,6 +271,7 @@ class Pipeline:
             ) from None
         self.steps: tuple[Step, ...] = tuple(by_name[name] for name in order)
         self._by_name: Mapping[str, Step] = {entry.name: entry for entry in self.steps}
+        self.every_name: frozenset[str] = frozenset(self._by_name)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -58,6 +58,9 @@ class CellState:
         return None if self.output is None else str(self.output["digest"])
 
 
+_MISSING = CellState()  # read only: a cell that has an entry is in ``cells``
+
+
 @dataclass(slots=True)
 class TenantState:
     """One tenant in one cycle.
@@ -74,7 +77,7 @@ class TenantState:
 
     def cell(self, step: str) -> CellState:
         """Return the state of a step's cell, a missing one when it has no entry."""
-        return self.cells.get(step) or CellState()
+        return self.cells.get(step) or _MISSING
 
     def apply(self, new_entries: Iterable[Entry]) -> "TenantState":
         """Fold further entries, in order, into this state; return it."""
@@ -104,6 +107,7 @@ class TenantState:
                 self.window = self.window or payload.get("window")
             case EntryKind.COMPLETED:
                 cell.outcome = Outcome.COMPLETED
+                cell.attempts = max(cell.attempts, entry.attempt)
                 cell.code_version = entry.code_version
                 cell.inputs = payload["inputs"]
                 cell.output = payload["output"]
