@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from tenant_pipelines.cli.common import (
     print_json,
 )
 from tenant_pipelines.engine.verify import verify_shard
+from tenant_pipelines.errors import JournalUnusable
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.journal.entries import Entry
 from tenant_pipelines.journal.journal import Journal
@@ -40,16 +42,22 @@ def show(
     """
     loaded = fleet_of(fleet)
     documents: list[dict[str, Any]] = []
+    damaged = False
     for name in chosen_shards(loaded, shard, tenant):
-        found = [
-            {"shard": name, **entry.to_json()}
-            for entry in _entries(loaded, name)
-            if not tenant or entry.tenant in tenant
-        ]
-        documents += found[-last:]
+        found: deque[dict[str, Any]] = deque(maxlen=last)
+        try:
+            found.extend(
+                {"shard": name, **entry.to_json()}
+                for entry in _entries(loaded, name)
+                if not tenant or entry.tenant in tenant
+            )
+        except JournalUnusable as error:
+            damaged = True
+            typer.echo(f"{name}: {error}", err=True)
+        documents += found
     if as_json:
         print_json({"fleet": loaded.name, "entries": documents})
-        return
+        documents = []
     for document in documents:
         cell = " ".join(str(document[name]) for name in ("tenant", "step") if document[name])
         typer.echo(
@@ -57,6 +65,7 @@ def show(
             f"cycle={document['cycle']} {cell} g{document['generation']} a{document['attempt']} "
             f"run={document['run_id'][:8]} pid={document['pid']}"
         )
+    raise typer.Exit(NOT_DONE if damaged else ALL_DONE)
 
 
 @journal_app.command()
@@ -90,10 +99,16 @@ def export(fleet: FleetOption = None, shard: ShardOption = None) -> None:
     Example: tenant-pipelines journal export --fleet flights > entries.jsonl
     """
     loaded = fleet_of(fleet)
+    damaged = False
     for name in chosen_shards(loaded, shard, None):
-        for entry in _entries(loaded, name):
-            line = json.dumps({"shard": name, **entry.to_json()}, ensure_ascii=False)
-            sys.stdout.write(line + "\n")
+        try:
+            for entry in _entries(loaded, name):
+                line = json.dumps({"shard": name, **entry.to_json()}, ensure_ascii=False)
+                sys.stdout.write(line + "\n")
+        except JournalUnusable as error:
+            damaged = True
+            typer.echo(f"{name}: {error}", err=True)
+    raise typer.Exit(NOT_DONE if damaged else ALL_DONE)
 
 
 def _entries(fleet: Fleet, shard: str) -> Iterator[Entry]:

@@ -80,9 +80,12 @@ def doctor(
         )
     instance = open_instance(home)
     unhealthy = find_unhealthy_runs(instance, loaded)
+    left = unhealthy
     if fix:
         end_dead_runs(instance, loaded)
-    findings += [Finding(what, "tenant-pipelines doctor --fix", is_fixed=fix) for what in unhealthy]
+        left = find_unhealthy_runs(instance, loaded)
+    advice = "tenant-pipelines doctor --fix"
+    findings += [Finding(what, advice, is_fixed=what not in left) for what in unhealthy]
     if as_json:
         print_json({"fleet": loaded.name, "findings": [asdict(found) for found in findings]})
     else:

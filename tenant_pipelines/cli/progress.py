@@ -68,7 +68,6 @@ class RunProgress:
                 total = self._shards[shard].total
                 self._tasks[shard] = self._bars.add_task(shard, total=total, failures="")
             self._bars.start()
-        # read before the run begins: what older runs wrote is not progress
         self._read_all()
         self._thread.start()
         return self
@@ -109,6 +108,8 @@ class RunProgress:
             if journal is None:
                 return
             self._journals[shard] = journal
+            if not self._thread.is_alive():
+                progress.seq = journal.last_seq()  # what older runs wrote is not progress
         for entry in journal.after(progress.seq):
             progress.seq = entry.seq
             if entry.run_id != self._run_id:

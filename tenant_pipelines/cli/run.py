@@ -61,7 +61,9 @@ def run(
     chosen = chosen_shards(loaded, shard, tenant)
     run_id = str(uuid.uuid4())
     request = Request(root=run_id, tenants=tenant, steps=step, force=force)
-    todo = _todo(loaded, chosen, request, opens=new_cycle is not None)
+    reader = FleetReader(loaded, environ=os.environ)
+    reader.check_new_cycle(new_cycle, root=run_id)
+    todo = _todo(reader, chosen, request, opens=new_cycle is not None)
     is_shown = True
     if todo or dead_runs(loaded.state):
         is_shown = _launch(loaded, todo, request, new_cycle=new_cycle)
@@ -76,17 +78,18 @@ def run(
     is_done = is_all_done(outcomes)
     if is_done and not is_shown:
         typer.echo(
-            "Every cell is done, but a process died before it told Dagster so: run again, and "
+            "Every cell is done, but the run failed before it told Dagster so: run again, and "
             "Dagster shows it too.",
             err=True,
         )
     raise typer.Exit(ALL_DONE if is_done and is_shown else NOT_DONE)
 
 
-def _todo(fleet: Fleet, shards: list[str], request: Request, *, opens: bool) -> dict[str, int]:
+def _todo(
+    reader: FleetReader, shards: list[str], request: Request, *, opens: bool
+) -> dict[str, int]:
     """Return the shards to launch, with how many cells each is to run at most."""
-    reader = FleetReader(fleet, environ=os.environ)
-    left = {part for dead in dead_runs(fleet.state) for part in dead.parts}
+    left = {part for dead in dead_runs(reader.fleet.state) for part in dead.parts}
     todo: dict[str, int] = {}
     for name in shards:
         view = reader.shard(name, request, new_cycle=opens)

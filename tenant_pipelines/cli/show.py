@@ -49,6 +49,7 @@ def plan(
         loaded.pipeline[name]
     request = Request(root="", tenants=tenant, steps=step, force=force)
     reader = FleetReader(loaded, environ=os.environ)
+    reader.check_new_cycle(new_cycle, root="")
     views = [
         reader.shard(name, request, new_cycle=new_cycle is not None)
         for name in chosen_shards(loaded, shard, tenant)

@@ -29,10 +29,12 @@ from tenant_pipelines.errors import (
     EntryRefused,
     JournalUnusable,
     LedgerDisagrees,
+    LocksUnusable,
     TenantPipelinesError,
+    UnsupportedOutput,
 )
 from tenant_pipelines.fleet.cell import Attempt
-from tenant_pipelines.fleet.context import StepContext, Window
+from tenant_pipelines.fleet.context import StepContext, Window, is_cursor
 from tenant_pipelines.fleet.pipeline import Step
 from tenant_pipelines.fleet.settings import ResolvedSettings
 from tenant_pipelines.journal.entries import Draft, EntryKind
@@ -71,6 +73,7 @@ class Chain:
         self._lease_wait = _LEASE_WAIT_SECONDS
         self._tries: dict[str, int] = {}
         self._completed: set[str] = set()
+        self._settled: set[str] = set()
         self._ahead: list[PlannedCell] | None = None
         self._pending: list[tuple[Draft, CellCompleted]] = []
         self._failure: CellFailed | None = None
@@ -87,21 +90,20 @@ class Chain:
         try:
             wait = self._advance()
         except BaseException:
-            self._give_back()
+            self.give_back()
             raise
         self._give_back_slot()
         if wait is None:
-            self._give_back()
+            self.give_back()
         return wait
 
     def report_to(self, report: ShardReport) -> None:
         """Add this chain's cells to the report, once it has ended."""
-        report.ran += len(self._completed)
+        ended = self._completed | self._settled
+        report.ran += len(ended)
         for cell in self._plan():
-            if cell.step in self._completed:
-                continue
             if cell.action is Action.SKIP:
-                report.skipped += 1
+                report.skipped += cell.step not in ended
             elif self._failure is not None:
                 continue  # it failed or was blocked; the failure names both
             elif cell.action is Action.HOLD:
@@ -113,19 +115,23 @@ class Chain:
 
     def _advance(self) -> float | None:
         if not self._is_leased:
+            if self._work.should_stop():
+                return None
             if not self._work.leases.try_take(self.tenant):
                 wait, self._lease_wait = (
                     self._lease_wait,
                     min(2 * self._lease_wait, _LONGEST_LEASE_WAIT_SECONDS),
                 )
-                return None if self._work.should_stop() else wait
+                return wait
             self._is_leased = True
             if self._work.is_superseded():
                 return None
             try:
                 self._look_again()
-            except LedgerDisagrees as error:
-                self._fail(error.facts["step"], error)
+            except (JournalUnusable, EntryRefused, LocksUnusable):
+                raise
+            except Exception as error:  # noqa: BLE001  (one tenant's files or ledger, not the shard's)
+                self._fail_before_first_cell(error)
                 return None
         return self._run_cells()
 
@@ -151,6 +157,20 @@ class Chain:
             self._work.request,
             has_artifact=self._has_artifact,
         )
+
+    def _fail_before_first_cell(self, error: Exception) -> None:
+        """Journal why a tenant could not begin; attempt 0, since no execution was started."""
+        waiting = [cell.step for cell in self._plan() if cell.action is not Action.SKIP]
+        step = error.facts["step"] if isinstance(error, LedgerDisagrees) else (waiting or [""])[0]
+        if not step:
+            return
+        attempt = self._attempt(step, max(self._state.cell(step).generation, 1), 0)
+        described = describe_failure(error, self._resolved.secrets)
+        payload = {"error": described, "seconds": 0.0}
+        draft = self._draft(EntryKind.FAILED, attempt, "", payload)
+        self._work.journal.append(draft)
+        self._state.apply_one(draft)
+        self._fail(step, error)
 
     def _next_cell(self) -> PlannedCell | None:
         # what is planned to run still is when the cells above it have completed; a cell to be
@@ -257,6 +277,13 @@ class Chain:
             return {"after": after, "to": self._work.cycle.instant}
         with guarded():
             to = step.window(self._context(attempt, Window(after=after, to=None), {}))
+        if to is not None and not is_cursor(to):
+            raise UnsupportedOutput(
+                tenant=self.tenant,
+                step=f"{step.name} (its window)",
+                found=f"a {type(to).__name__}",
+                wanted="a string, an integer, a finite float or None",
+            )
         return {"after": after, "to": to}
 
     def _start(
@@ -313,7 +340,7 @@ class Chain:
             payload["settled"] = True
         draft = self._draft(EntryKind.COMPLETED, attempt, code_version, payload)
         self._state.apply_one(draft)
-        self._completed.add(step.name)
+        (self._settled if is_settled else self._completed).add(step.name)
         event = CellCompleted(
             attempt=attempt,
             # thousands can wait to be told; a value in each would hold their memory
@@ -384,7 +411,8 @@ class Chain:
             self._work.slots.give_back(self._slot)
             self._slot = None
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Give slot and lease back; call it while no thread advances the chain."""
         self._give_back_slot()
         if self._is_leased:
             self._work.leases.give_back(self.tenant)

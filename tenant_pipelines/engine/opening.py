@@ -1,10 +1,15 @@
 """What a chain does once it has its tenant's lease, before its first cell: look, clean, settle."""
 
+import logging
+
 from tenant_pipelines.engine.work import ShardWork
 from tenant_pipelines.errors import LedgerDisagrees
 from tenant_pipelines.journal.entries import Draft, EntryKind
 from tenant_pipelines.journal.fold import Outcome, TenantState
+from tenant_pipelines.storage.engines import shown
 from tenant_pipelines.storage.ledger import LedgerRow
+
+_log = logging.getLogger(__name__)
 
 _UNENDED = frozenset({Outcome.STARTED, Outcome.FAILED})
 
@@ -20,7 +25,11 @@ def collect_leftovers(work: ShardWork, tenant: str, state: TenantState) -> None:
     if not any(cell.outcome in _UNENDED for cell in state.cells.values()):
         return
     named = {entry.payload["output"]["path"] for entry in work.journal.completions_of(tenant)}
-    work.store.collect(tenant=tenant, keep=named - {None})
+    try:
+        work.store.collect(tenant=tenant, keep=named - {None})
+    except OSError as error:
+        # a leftover costs space and nothing else; the next unended attempt tries again
+        _log.warning("engine.leftovers_kept", extra={"tenant": tenant, "error": str(error)})
 
 
 def effects_to_settle(work: ShardWork, tenant: str, state: TenantState) -> list[LedgerRow]:
@@ -35,9 +44,10 @@ def effects_to_settle(work: ShardWork, tenant: str, state: TenantState) -> list[
         if row.step not in work.fleet.pipeline.names:
             continue  # of a step that the pipeline had once
         cell = state.cell(row.step)
-        if row.generation > cell.generation or cell.outcome is Outcome.MISSING:
+        never_started = row.generation == cell.generation and cell.attempts == 0
+        if row.generation > cell.generation or never_started:
             raise LedgerDisagrees(
-                warehouse="the fleet's warehouse",
+                warehouse=shown(work.fleet.warehouse or ""),
                 shard=work.shard.name,
                 tenant=tenant,
                 step=row.step,

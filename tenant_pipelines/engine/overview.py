@@ -3,14 +3,16 @@
 Needs no secrets and no Dagster. A cell is running when a live process holds its tenant's lease.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 
-from tenant_pipelines.engine.cycles import known_cycles, newest_cycle
+from tenant_pipelines.engine.cycles import cycle_to_open, known_cycles, newest_cycle
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, Request, plan_tenant
-from tenant_pipelines.engine.runner import find_moved, hold_reason
+from tenant_pipelines.engine.runner import find_moved, hold_reason, read_histories
 from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
 from tenant_pipelines.fleet.model import Fleet, Shard
 from tenant_pipelines.fleet.settings import resolve_settings
@@ -104,8 +106,20 @@ class FleetReader:
         self.fleet = fleet
         self._environ = environ
         self._store = ArtifactStore(fleet.artifacts)
-        known, self.unusable = known_cycles(fleet)
-        self.cycle: Cycle | None = newest_cycle(known)
+        self._known, self.unusable = known_cycles(fleet)
+        self.cycle: Cycle | None = newest_cycle(self._known)
+
+    @functools.cached_property
+    def _histories(self) -> dict[str, str]:
+        return read_histories(self.fleet)
+
+    def check_new_cycle(self, asked: str | None, *, root: str) -> None:
+        """Refuse a new cycle that a run could not open, before anything starts.
+
+        Raises:
+            InvalidRequest: see ``cycle_to_open``.
+        """
+        cycle_to_open(self._known, asked=asked, root=root, now=datetime.now(UTC))
 
     def shard(
         self,
@@ -159,7 +173,7 @@ class FleetReader:
             name for name in shard.tenants if request.tenants is None or name in request.tenants
         ]
         strangers = [name for name in asked if name not in states]
-        moved = find_moved(self.fleet, shard, journal, strangers)
+        moved = find_moved(shard, journal, strangers, lambda: self._histories)
         leases = TenantLeases(self.fleet.shard_state(shard.name) / "locks", query_only=True)
         for tenant in asked:
             state = states.get(tenant) or TenantState()

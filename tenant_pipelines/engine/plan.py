@@ -133,9 +133,10 @@ def plan_tenant(
     """
     asked = request.asked_steps(pipeline)
     planned: dict[str, PlannedCell] = {}
+    done = frozenset[str]() if len(asked) == len(pipeline.steps) else done_steps(pipeline, tenant)
     for step in pipeline.steps:
         if step.name in asked:
-            planned[step.name] = _plan_cell(pipeline, step, tenant, request, planned)
+            planned[step.name] = _plan_cell(step, tenant, request, planned, done)
     if any(cell.action is Action.RUN for cell in planned.values()):
         _make_missing_inputs_first(pipeline, tenant, planned, has_artifact)
     cells = list(planned.values())
@@ -147,18 +148,18 @@ def plan_tenant(
 
 
 def _plan_cell(
-    pipeline: Pipeline,
     step: Step,
     tenant: TenantState,
     request: Request,
     planned: Mapping[str, PlannedCell],
+    done: frozenset[str],
 ) -> PlannedCell:
     cell = tenant.cell(step.name)
     runs_above = False
     for upstream in step.upstream:
         above = planned.get(upstream)
         if above is None:
-            if not is_done(pipeline, upstream, tenant):
+            if upstream not in done:
                 return PlannedCell(step.name, Action.HOLD, Reason.UPSTREAM_MISSING)
         elif above.action is Action.HOLD:
             return PlannedCell(step.name, Action.HOLD, Reason.UPSTREAM_MISSING)
@@ -173,15 +174,14 @@ def _plan_cell(
     return PlannedCell(step.name, Action.SKIP if is_done_so_far else Action.RUN, reason)
 
 
-def is_done(pipeline: Pipeline, step: str, tenant: TenantState) -> bool:
-    """Tell whether a cell is done: completed, by this code, from its upstreams' newest outputs.
-
-    Its upstream cells have to be done as well.
-    """
-    upstream = pipeline[step].upstream
-    return reason_to_run(pipeline[step], tenant.cell(step), tenant) is Reason.DONE and all(
-        is_done(pipeline, name, tenant) for name in upstream
-    )
+def done_steps(pipeline: Pipeline, tenant: TenantState) -> frozenset[str]:
+    """Return the steps whose cell is done: by this code, from the newest outputs of done cells."""
+    done: set[str] = set()
+    for step in pipeline.steps:
+        is_done = reason_to_run(step, tenant.cell(step.name), tenant) is Reason.DONE
+        if is_done and done.issuperset(step.upstream):
+            done.add(step.name)
+    return frozenset(done)
 
 
 def _make_missing_inputs_first(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tenant_pipelines.engine.locks import ByteLocks
 from tenant_pipelines.errors import LocksUnusable
+from tenant_pipelines.storage.files import sync_folder
 
 _SUFFIX = ".lock"
 # proc_pid_stat(5): Z is a zombie, X and x are dead
@@ -222,7 +223,7 @@ def _try_publish(path: Path) -> ByteLocks:
             os.fsync(file.fileno())
             draft.rename(path)
             for folder in path.parents[:3]:
-                _sync_folder(folder)
+                sync_folder(folder)
         except BaseException:
             draft.unlink(missing_ok=True)
             locks.close()
@@ -310,14 +311,6 @@ def _remove_folder(folder: Path) -> None:
     """Remove a run's folder unless it is gone or another part of the run is in it."""
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _boot_id() -> str:

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from tenant_pipelines.engine.chain import Chain
@@ -22,6 +22,7 @@ from tenant_pipelines.engine.work import CellEvent, CellHeld, ShardReport, Shard
 from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
 from tenant_pipelines.fleet.model import Fleet, Shard
 from tenant_pipelines.fleet.settings import ResolvedSettings, resolve_settings
+from tenant_pipelines.journal.entries import Entry
 from tenant_pipelines.journal.fold import CellState, Cycle, TenantState, cycles_of, fold_tenant
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.ledger import Ledger
@@ -62,6 +63,8 @@ class ShardRun:
         self._environ = environ
         self._stops = threading.Event()
         self._cycles_seen = 0
+        self._has_newer_cycle = False
+        self._pool: _Pool | None = None
         self._told: queue.SimpleQueue[CellEvent | BaseException | None] = queue.SimpleQueue()
         locks = fleet.shard_state(shard) / "locks"
         limit = self._shard.limits.max_concurrent
@@ -85,8 +88,10 @@ class ShardRun:
         self.report = ShardReport(shard=shard, cycle=cycle.name)
 
     def stop(self) -> None:
-        """Start nothing new; cells that run may end."""
+        """Start nothing new; cells that run may end, and who waits ends at once."""
         self._stops.set()
+        if self._pool is not None:
+            self._pool.stop()
 
     def events(self) -> Iterator[CellEvent]:
         """Run the shard, yielding each completed and failed cell once the journal has it.
@@ -97,7 +102,7 @@ class ShardRun:
         Raises:
             JournalUnusable: the journal cannot be read or written any more.
         """
-        pool = _Pool(self._chains(), self._told, self.report)
+        pool = self._pool = _Pool(self._chains(), self._told, self.report)
         threads = min(self._shard.limits.max_concurrent, pool.left)
         pool.start(threads, name=f"{self._fleet.name}/{self._shard.name}")
         try:
@@ -113,8 +118,15 @@ class ShardRun:
             pool.report_rest()
 
     def _is_superseded(self) -> bool:
-        opened = cycles_of(self._work.journal.cycle_entries(after_seq=self._cycles_seen))
-        return any(cycle > self._work.cycle for cycle in opened)
+        if not self._has_newer_cycle:
+            opened = self._work.journal.cycle_entries(after_seq=self._cycles_seen)
+            self._has_newer_cycle = self._any_newer(opened)
+        return self._has_newer_cycle
+
+    def _any_newer(self, opened: list[Entry]) -> bool:
+        # two openers of one cycle record different instants: it is the same cycle
+        mine = self._work.cycle
+        return any(cycle.name != mine.name and cycle > mine for cycle in cycles_of(opened))
 
     def _chains(self) -> deque[Callable[[], Chain]]:
         """Plan every asked-for tenant; return what makes the chain of each that has work.
@@ -123,10 +135,13 @@ class ShardRun:
         """
         opened = self._work.journal.cycle_entries()
         self._cycles_seen = opened[-1].seq if opened else 0
+        self._has_newer_cycle = self._any_newer(opened)
         states, seen = self._unfinished()
         strangers = [name for name in self._asked() if name not in seen]
         new, plan_of_new = frozenset(strangers), self._plan(TenantState())
-        moved = find_moved(self._fleet, self._shard, self._work.journal, strangers)
+        moved = find_moved(
+            self._shard, self._work.journal, strangers, partial(read_histories, self._fleet)
+        )
         chains: deque[Callable[[], Chain]] = deque()
         for name in self._asked():
             if name not in states and name not in new:
@@ -205,6 +220,7 @@ class _Pool:
         self._changed = threading.Condition()
         self._told = told
         self._report = report
+        self._stops = threading.Event()
         self._threads: list[threading.Thread] = []
         if not new:
             told.put(None)
@@ -214,6 +230,20 @@ class _Pool:
             thread = threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def stop(self) -> None:
+        """Begin no further chain, and end those that wait."""
+        with self._changed:
+            if self._stops.is_set():
+                return
+            self._stops.set()
+            self.left -= len(self._new) + len(self._due)
+            for _, _, chain in self._due:
+                chain.give_back()
+            self._due = []
+            if self.left <= 0:
+                self._told.put(None)
+            self._changed.notify_all()
 
     def join(self, seconds: float) -> bool:
         """Wait for the threads; tell whether all have ended."""
@@ -235,7 +265,8 @@ class _Pool:
         try:
             while (chain := self._take()) is not None:
                 wait = chain.advance()
-                if wait is None:
+                if wait is None or self._stops.is_set():
+                    chain.give_back()
                     self._end(chain)
                 else:
                     with self._changed:
@@ -250,11 +281,11 @@ class _Pool:
 
     def _take(self) -> Chain | None:
         with self._changed:
-            while self.left:
+            while self.left > 0:
                 wait = self._due[0][0] - time.monotonic() if self._due else None
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._due)[2]
-                if self._new:
+                if self._new and not self._stops.is_set():
                     chain = self._new.popleft()()
                     self._begun.add(chain)
                     return chain
@@ -270,6 +301,7 @@ class _Pool:
             self.left -= 1
             if self.left == 0:
                 self._told.put(None)
+            if self.left <= 0:
                 self._changed.notify_all()
 
 
@@ -288,30 +320,40 @@ def hold_reason(error: TenantSettingMissing | TenantMoved) -> Reason:
 
 
 def find_moved(
-    fleet: Fleet, shard: Shard, journal: Journal | None, strangers: list[str]
+    shard: Shard,
+    journal: Journal | None,
+    strangers: Iterable[str],
+    histories: Callable[[], Mapping[str, str]],
 ) -> dict[str, TenantMoved]:
     """Return the error for each tenant whose history is in another shard's journal.
 
     Args:
-        fleet: the fleet.
         shard: the shard that lists them now.
         journal: that shard's journal, None when there is none yet.
         strangers: tenants of the shard without an entry in the newest cycle.
+        histories: gives the shard in whose journal a tenant is; read only if a stranger is new.
     """
     unknown = set(strangers)
     if unknown and journal is not None:
         unknown -= journal.tenants()
-    moved: dict[str, TenantMoved] = {}
-    for other in fleet.shards if unknown else ():
-        if other == shard.name:
-            continue
+    if not unknown:
+        return {}
+    homes = histories()
+    return {
+        tenant: TenantMoved(tenant=tenant, shard=shard.name, old_shard=homes[tenant])
+        for tenant in unknown & homes.keys()
+    }
+
+
+def read_histories(fleet: Fleet) -> dict[str, str]:
+    """Return the shard in whose journal each tenant of any cycle is; opens every journal."""
+    homes: dict[str, str] = {}
+    for shard in fleet.shards:
         try:
-            elsewhere = Journal.existing(fleet.journal_path(other), fleet=fleet.name, shard=other)
+            journal = Journal.existing(fleet.journal_path(shard), fleet=fleet.name, shard=shard)
         except JournalUnusable:
             continue  # what it knows cannot be read; its own shard says so
-        if elsewhere is None:
-            continue
-        with elsewhere:
-            for tenant in unknown & elsewhere.tenants():
-                moved[tenant] = TenantMoved(tenant=tenant, shard=shard.name, old_shard=other)
-    return moved
+        if journal is not None:
+            with journal:
+                homes.update(dict.fromkeys(journal.tenants(), shard))
+    return homes

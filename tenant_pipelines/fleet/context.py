@@ -1,12 +1,20 @@
 """What a step is told: which cell it works on, its tenant's settings, its window."""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Cursor = str | int | float
+
+
+def is_cursor(value: object) -> bool:
+    """Tell whether a value can be a cursor: text, an integer or a finite float."""
+    if type(value) is str:
+        return value == value.encode("utf-8", "ignore").decode()
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,9 @@ def artifacts_folder(path: Path, line: int, written: str, state: Path) -> str:
             fix='Write artifacts: "{state}/artifacts", or remove the key.',
         )
     _check_placeholders(path, line, "artifacts", written)
-    return _absolute(path, written.replace("{state}", str(state)))
+    folder = _absolute(path, written.replace("{state}", str(state)))
+    # the state folder is the fleet's own; two fleets in one other folder would collect each other's
+    return folder if "{state}" in written else f"{folder}/{state.name}"
 
 
 def warehouse_url(path: Path, line: int, written: str, state: Path) -> str:

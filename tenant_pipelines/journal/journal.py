@@ -6,6 +6,7 @@ a lone thread pays no hand-over. Reading never blocks writing (WAL).
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from sqlalchemy import (
-    Engine,
+    Dialect,
     PoolProxiedConnection,
     and_,
     bindparam,
@@ -29,6 +30,7 @@ from sqlalchemy import (
     not_,
     select,
 )
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql.expression import ClauseElement
 
 from tenant_pipelines.errors import EntryRefused, JournalUnusable
@@ -51,6 +53,7 @@ class _Ticket:
     """Drafts that wait for a commit, and the lock on which their thread sleeps."""
 
     drafts: Sequence[Draft]
+    payloads: Sequence[str]
     error: BaseException | None = None
     leads: bool = False
     wake: threading.Lock = field(default_factory=threading.Lock)
@@ -63,12 +66,12 @@ class _Statements:
     commit and not the way to it.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, dialect: Dialect) -> None:
         columns = [entries.c[column.name] for column in entries.columns]
         every = select(*columns).order_by(entries.c.seq)
         tenant = entries.c.tenant == bindparam("tenant")
         cycle = entries.c.cycle == bindparam("cycle")
-        self._dialect = engine.dialect
+        self._dialect = dialect
         self.insert = self._text(insert(entries))
         self.last_seq = self._text(select(func.max(entries.c.seq)))
         self.all = self._text(every)
@@ -119,6 +122,11 @@ class _Statements:
         return str(statement.compile(dialect=self._dialect))
 
 
+@functools.cache
+def _statements() -> _Statements:
+    return _Statements(sqlite.dialect())
+
+
 def _utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -156,7 +164,7 @@ class Journal:
         self._pending: list[_Ticket] = []
         self._is_led = False
         self._failure: JournalUnusable | None = None
-        self._statements = _Statements(self._engine)
+        self._statements = _statements()
         self._writer: sqlite3.Connection | None = None
         self._connections: list[PoolProxiedConnection] = []
         self._local = threading.local()
@@ -193,10 +201,15 @@ class Journal:
         Raises:
             JournalUnusable: they could not be written, and none of them was.
             EntryRefused: the database's own guarantees forbid one of them; none was written.
+            TypeError, ValueError: a payload is not JSON; none was written.
         """
         if not drafts:
             return
-        ticket = _Ticket(drafts)
+        # here, where only the caller pays for what cannot be written
+        payloads = [canonical_json(draft.payload) for draft in drafts]
+        for payload in payloads:
+            payload.encode()
+        ticket = _Ticket(drafts, payloads)
         ticket.wake.acquire()
         with self._mutex:
             self._pending.append(ticket)
@@ -228,7 +241,7 @@ class Journal:
     def _commit(self, batch: Sequence[_Ticket]) -> None:
         if self._failure is None:
             try:
-                self._write([draft for ticket in batch for draft in ticket.drafts])
+                self._write(batch)
             except sqlite3.IntegrityError as error:
                 if len(batch) == 1:
                     batch[0].error = EntryRefused(path=self.path, found=str(error))
@@ -248,7 +261,7 @@ class Journal:
             for ticket in batch:
                 ticket.error = self._failure
 
-    def _write(self, drafts: Sequence[Draft]) -> None:
+    def _write(self, batch: Sequence[_Ticket]) -> None:
         if self._writer is None:
             self._writer = self._connect()
         cursor = self._writer.cursor()
@@ -258,7 +271,17 @@ class Journal:
             at = instant(self._now())
             cursor.executemany(
                 self._statements.insert,
-                [self._row(draft, seq, at) for seq, draft in enumerate(drafts, start=last + 1)],
+                [
+                    self._row(draft, payload, seq, at)
+                    for seq, (draft, payload) in enumerate(
+                        (
+                            pair
+                            for ticket in batch
+                            for pair in zip(ticket.drafts, ticket.payloads, strict=True)
+                        ),
+                        start=last + 1,
+                    )
+                ],
             )
             self._writer.commit()
         except BaseException:
@@ -268,11 +291,11 @@ class Journal:
             # a cursor that an error's traceback keeps would keep the file open after close()
             cursor.close()
 
-    def _row(self, draft: Draft, seq: int, at: str) -> list[object]:
+    def _row(self, draft: Draft, payload: str, seq: int, at: str) -> list[object]:
         values: list[object] = [
             seq, draft.kind.value, at, draft.cycle, draft.tenant, draft.step, draft.generation,
             draft.attempt, draft.item, draft.run_id, self._host, os.getpid(), draft.code_version,
-            canonical_json(draft.payload),
+            payload,
         ]  # fmt: skip
         values.append(checksum(values))
         return values
@@ -331,6 +354,10 @@ class Journal:
     def tenants(self) -> frozenset[str]:
         """Return the name of every tenant that has an entry in any cycle."""
         return frozenset(row[0] for row in self._rows(self._statements.tenants))
+
+    def last_seq(self) -> int:
+        """Return the seq of the newest entry, 0 when there is none."""
+        return next(self._rows(self._statements.last_seq))[0] or 0
 
     def after(self, seq: int) -> list[Entry]:
         """Return the entries with a greater seq, in order."""

@@ -60,10 +60,11 @@ def create_file(path: Path, *, fleet: str, shard: str) -> None:
 def _fill(path: Path, *, fleet: str, shard: str) -> None:
     engine = connect_engine(path)
     with engine.connect() as connection:
+        # first, before a page is written: an entry dirties few bytes of few pages, and each page
+        # goes to the log whole
+        connection.exec_driver_sql("PRAGMA page_size = 1024")
         connection.exec_driver_sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
         connection.exec_driver_sql(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
-        # an entry dirties few bytes of few pages, and each goes to the log whole
-        connection.exec_driver_sql("PRAGMA page_size = 1024")
         # WAL is a property of the file; https://www.sqlite.org/wal.html#persistence_of_wal_mode
         connection.exec_driver_sql("PRAGMA journal_mode = WAL")
         schema.metadata.create_all(connection)
@@ -193,6 +194,12 @@ def unusable(path: Path, error: BaseException) -> JournalUnusable:
         return damaged(path, str(cause))
     if name.startswith("SQLITE_FULL"):
         return JournalUnusable(path=path, found="the disk is full", fix="Free space and run again")
+    if name.startswith("SQLITE_BUSY"):
+        return JournalUnusable(
+            path=path,
+            found="another process holds the journal's write lock for more than a minute",
+            fix="End that process (a database tool, a backup), and run again",
+        )
     return _unwritable(path, cause)
 
 

@@ -80,6 +80,14 @@ def log_planned(
         instance.report_dagster_event(event, run_id=run_id)
 
 
+def is_local(instance: DagsterInstance) -> bool:
+    """Tell whether the instance's runs are of this host: its events lie in local SQLite files.
+
+    An executor's event names a pid and no host, so nothing follows from it elsewhere.
+    """
+    return isinstance(instance.event_log_storage, SqliteEventLogStorage)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorProcess:
     """The process that a run's executor said it is, and when it said so (seconds since 1970)."""
@@ -89,12 +97,7 @@ class ExecutorProcess:
 
 
 def executor_process(instance: DagsterInstance, run_id: str) -> ExecutorProcess | None:
-    """Return the process of a run's executor on this host, None when nobody can tell.
-
-    The event names no host, so an instance that several hosts can share tells nothing.
-    """
-    if not isinstance(instance.event_log_storage, SqliteEventLogStorage):
-        return None
+    """Return the process of a run's executor, None when it never said; ask only of a local one."""
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         data = event.event_specific_data if event is not None else None
@@ -133,6 +136,9 @@ def execute_with_id(
         run_id: id of the run.
         run_config: config of the run.
         ops: names of the ops to run.
+
+    Returns:
+        How it ended.
     """
     subset = job.get_subset(op_selection=ops)
     run = instance.create_run_for_job(
@@ -147,7 +153,13 @@ def execute_with_id(
     errors = []
     for event in result.all_events:
         data = event.event_specific_data
-        is_ours = isinstance(data, StepFailureData) and data.user_failure_data is not None
-        if isinstance(data, StepFailureData | JobFailureData) and data.error and not is_ours:
+        if isinstance(data, JobFailureData):
+            # a failed step is told by its own event
+            told = data.first_step_failure_event is not None
+        elif isinstance(data, StepFailureData):
+            told = data.user_failure_data is not None
+        else:
+            continue
+        if data.error and not told:
             errors.append(data.error.to_string())
     return Verdict(result.success, tuple(errors))

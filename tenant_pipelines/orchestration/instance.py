@@ -16,7 +16,7 @@ from tenant_pipelines.engine.run_locks import dead_runs, forget, process_is_gone
 from tenant_pipelines.errors import InvalidRequest
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
-from tenant_pipelines.orchestration.dagster_internals import executor_process
+from tenant_pipelines.orchestration.dagster_internals import executor_process, is_local
 
 # dagster.yaml at the top of the repository says the same, with reasons; a test compares them
 INSTANCE_SETTINGS: dict[str, Any] = {
@@ -171,6 +171,8 @@ def find_dead_runs(
     jobs = {names.fleet_job(fleet.name)} | {
         names.shard_job(fleet.name, shard) for shard in fleet.shards
     }
+    if not is_local(instance):
+        return
     known = _run_ids_with_locks(fleet.state)
     for record in instance.get_run_records(RunsFilter(statuses=_UNFINISHED)):
         run = record.dagster_run

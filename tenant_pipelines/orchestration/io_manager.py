@@ -1,11 +1,12 @@
 """The IO manager: every cell of a run is stored and loaded through it, and users' assets too."""
 
+import contextlib
 import time
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from dagster import InputContext, IOManager, OutputContext
+from dagster import AssetKey, InputContext, IOManager, OutputContext
 
 from tenant_pipelines.engine.cycles import FIRST_CYCLE, newest_cycle
 from tenant_pipelines.engine.leases import TenantLeases
@@ -59,7 +60,7 @@ class TenantIOManager(IOManager):
             OutputMissing: a tenant has none, and the input does not say to skip it.
             InvalidRequest: the upstream asset is not one of this fleet's.
         """
-        shard, step = self._address(context.asset_key.path)
+        shard, step = self._address(context)
         metadata = context.definition_metadata or {}
         skips = metadata.get(MISSING_METADATA) == "skip"
         has_keys = context.has_asset_partitions
@@ -92,7 +93,7 @@ class TenantIOManager(IOManager):
         """
         shard = self._shard_of(context)
         keys = list(context.asset_partition_keys)
-        step = "asset:" + context.asset_key.to_user_string()
+        step = _asset_step(context.asset_key)
         values = {keys[0]: obj} if context.has_partition_key and len(keys) == 1 else obj
         if not isinstance(values, dict) or set(values) != set(keys):
             raise InvalidRequest(
@@ -101,8 +102,8 @@ class TenantIOManager(IOManager):
                 wanted="a dict with one value per partition key",
                 fix="Return {key: value for key in context.partition_keys}.",
             )
-        leases = TenantLeases(self.fleet.shard_state(shard) / "locks")
-        with self._open(shard) as journal:
+        locks = self.fleet.shard_state(shard) / "locks"
+        with self._open(shard) as journal, contextlib.closing(TenantLeases(locks)) as leases:
             for tenant, value in values.items():
                 while not leases.try_take(tenant):
                     time.sleep(0.02)
@@ -110,7 +111,6 @@ class TenantIOManager(IOManager):
                     self._write(journal, tenant, step, value, run_id=context.run_id)
                 finally:
                     leases.give_back(tenant)
-        leases.close()
 
     def _write(self, journal: Journal, tenant: str, step: str, value: Any, *, run_id: str) -> None:
         newest = newest_cycle(cycles_of(journal.cycle_entries()))
@@ -119,7 +119,6 @@ class TenantIOManager(IOManager):
         generation = state.cell(step).generation + 1
         cell = CellState(generation=generation, attempts=1)
         attempt = _attempt(journal.shard, tenant, step, cycle, cell)
-        stored = self.store(attempt, value)
         started = Draft(
             kind=EntryKind.STARTED,
             cycle=cycle,
@@ -130,12 +129,15 @@ class TenantIOManager(IOManager):
             attempt=1,
             payload={"inputs": {}, "reason": "asset"},
         )
+        # before the artifact: a crash in between leaves a trace by which it is collected
+        journal.append(started)
+        stored = self.store(attempt, value)
         completed = replace(
             started,
             kind=EntryKind.COMPLETED,
             payload={"inputs": {}, "output": stored.to_json(), "seconds": 0.0},
         )
-        journal.append(started, completed)
+        journal.append(completed)
 
     def _newest(self, journal: Journal, tenant: str, step: str) -> CellState:
         """Return the tenant's newest completed output of a step, of whatever cycle."""
@@ -152,9 +154,17 @@ class TenantIOManager(IOManager):
     def _open(self, shard: str) -> Journal:
         return Journal(self.fleet.journal_path(shard), fleet=self.fleet.name, shard=shard)
 
-    def _address(self, path: Sequence[str]) -> tuple[str, str]:
+    def _address(self, context: InputContext) -> tuple[str, str]:
+        """Return the (shard, step) under which the upstream asset's outputs are journaled."""
+        path: Sequence[str] = context.asset_key.path
         if len(path) == 3 and path[0] == self.fleet.name and path[1] in self.fleet.shards:
             return path[1], path[2]
+        if context.has_asset_partitions:
+            fleet, _, shard = (getattr(context.asset_partitions_def, "name", "") or "").partition(
+                "/"
+            )
+            if fleet == self.fleet.name and shard in self.fleet.shards:
+                return shard, _asset_step(context.asset_key)
         raise InvalidRequest(
             place=f"asset {'/'.join(path)!r}",
             found="an asset that this IO manager does not store",
@@ -174,6 +184,11 @@ class TenantIOManager(IOManager):
             wanted=f"a shard's partition set, '{self.fleet.name}/SHARD'",
             fix="Use DynamicPartitionsDefinition(name=…) with that name.",
         )
+
+
+def _asset_step(key: AssetKey) -> str:
+    """Return the step that stands for a user's own asset; no step of a pipeline has a colon."""
+    return "asset:" + key.to_user_string()
 
 
 def _attempt(shard: str, tenant: str, step: str, cycle: str, cell: CellState) -> Attempt:

@@ -46,7 +46,7 @@ def asked_cycle(run: DagsterRun, config: Mapping[str, Any]) -> str | None:
     if asked is not None:
         return asked
     tag = run.tags.get(names.NEW_CYCLE_TAG)
-    return "" if tag == "true" else tag
+    return {"true": "", "false": None}.get(tag, tag) if tag is not None else None
 
 
 def shard_request(

@@ -64,14 +64,15 @@ class _ShardOp:
             if isinstance(event, CellCompleted):
                 self.context.log_event(materialization(self.fleet.name, event))
                 self.logged.add((event.attempt.tenant, event.attempt.step))
-        if self._is_cancelled():
+        if self.is_cancelled():
             return run.report
         if not run.report.is_complete and self.planned is None:
             self._plan_red(run.report)
         self._restate(run.report)
         return run.report
 
-    def _is_cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
+        """Tell whether a user terminated the run: it then leaves every key as it was."""
         run = self.context.instance.get_run_by_id(self.context.run_id)
         return run is not None and run.status is DagsterRunStatus.CANCELING
 
@@ -182,8 +183,12 @@ def run_shard_op(
         )
         with hold_run_lock(fleet.state, context.run_id, shard):
             planned = None if keys is None else (keys, selected or fleet.pipeline.names)
-            report = _run_locked(context, fleet, shard, request, planned, opens_cycle=opens_cycle)
-            for run_id in leftover_parts(fleet.state, shard):
+            # those that are dead now; a run that dies meanwhile is the next one's to make good
+            left = leftover_parts(fleet.state, shard)
+            report, is_whole_truth = _run_locked(
+                context, fleet, shard, request, planned, opens_cycle=opens_cycle
+            )
+            for run_id in left if is_whole_truth else ():
                 forget(fleet.state, run_id, shard)
     except TenantPipelinesError as error:
         raise _failure(error) from None
@@ -201,12 +206,15 @@ def _run_locked(
     planned: tuple[Collection[str], Collection[str]] | None,
     *,
     opens_cycle: bool,
-) -> ShardReport:
+) -> tuple[ShardReport, bool]:
+    """Run the shard; tell also whether Dagster was shown the truth about every cell of it."""
     register_shard(context.instance, fleet, shard)
     resource: RunJournalResource = getattr(context.resources, names.journal_resource(fleet.name))
     store: TenantIOManager = getattr(context.resources, names.cells_resource(fleet.name))
     with resource.open(shard) as journal:
-        cycle = None if opens_cycle else newest_cycle(cycles_of(journal.cycle_entries()))
+        # a re-execution from failure skips the op that opens the cycle
+        is_behind = opens_cycle or context.run.parent_run_id is not None
+        cycle = None if is_behind else newest_cycle(cycles_of(journal.cycle_entries()))
         if cycle is None:
             cycle = open_cycle(
                 fleet,
@@ -214,7 +222,7 @@ def _run_locked(
                 root=request.root,
                 run_id=context.run_id,
             )
-        return _ShardOp(
+        shard_op = _ShardOp(
             context=context,
             fleet=fleet,
             shard=shard,
@@ -223,7 +231,10 @@ def _run_locked(
             journal=journal,
             cycle=cycle,
             store=store,
-        ).run()
+        )
+        report = shard_op.run()
+        is_whole = request.tenants is None and request.steps is None
+        return report, is_whole and not shard_op.is_cancelled()
 
 
 def _failure(error: TenantPipelinesError) -> Failure:

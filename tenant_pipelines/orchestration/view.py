@@ -11,7 +11,7 @@ from typing import Any
 
 from dagster import AssetMaterialization, MetadataValue
 
-from tenant_pipelines.engine.plan import is_done
+from tenant_pipelines.engine.plan import done_steps
 from tenant_pipelines.engine.work import CellCompleted, ShardReport
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.journal.fold import CellState, fold_tenant
@@ -126,15 +126,15 @@ def cells_to_restate(
         if tenant not in asked:
             continue
         state = fold_tenant(entries)
+        done = done_steps(fleet.pipeline, state)
         for step in fleet.pipeline.names:
-            if step not in steps or (tenant, step) in logged:
+            if step not in steps or step not in done or (tenant, step) in logged:
                 continue
             if colours is not None:
                 shown = colours[step]
                 if tenant in shown.materialized and tenant not in shown.failed:
                     continue
-            if is_done(fleet.pipeline, step, state):
-                yield tenant, step, state.cell(step)
+            yield tenant, step, state.cell(step)
 
 
 def keys_not_done(report: ShardReport) -> list[tuple[str, str]]:

@@ -176,7 +176,9 @@ def folder_name(name: str) -> str:
 
 def _artifact_path(attempt: Attempt, suffix: str) -> str:
     unique = f"g{attempt.generation}-a{attempt.attempt}-{secrets.token_hex(4)}.{suffix}"
-    return f"{folder_name(attempt.tenant)}/{attempt.step}/{folder_name(attempt.cycle)}/{unique}"
+    # a user's own asset is a step whose name can hold anything
+    step = attempt.step if attempt.step.isidentifier() else folder_name(attempt.step)
+    return f"{folder_name(attempt.tenant)}/{step}/{folder_name(attempt.cycle)}/{unique}"
 
 
 def _unsupported(attempt: Attempt, error: Any) -> UnsupportedOutput:

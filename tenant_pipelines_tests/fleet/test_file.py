@@ -162,7 +162,7 @@ def test_relative_paths_count_from_the_fleet_file(
     for fleet in fleets:
         assert fleet.path == folder.file
         assert fleet.warehouse == f"sqlite:///{folder.path}/data/w.db"
-        assert fleet.artifacts == str(folder.path.parent / "outputs")
+        assert fleet.artifacts == str(folder.path.parent / "outputs" / "flights")
         assert fleet.state == folder.path / ".tenant_pipelines" / "flights"
 
 

@@ -11,15 +11,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tenant_pipelines.errors import EntryRefused, JournalUnusable
-from tenant_pipelines.journal import sqlite_file
 from tenant_pipelines.journal.entries import Draft, EntryKind
 from tenant_pipelines.journal.fold import Cycle, Outcome, cycles_of, fold_tenant
-from tenant_pipelines.journal.journal import Journal, _Statements
+from tenant_pipelines.journal.journal import Journal, _statements
 from tenant_pipelines_tests.journal.drafts import completed, failed, started
 
 
@@ -153,8 +153,7 @@ def test_processes_that_create_and_write_one_journal_at_once_lose_nothing(path: 
 _KILLED = """
 import sys
 from pathlib import Path
-from tenant_pipelines.journal import sqlite_file
-from tenant_pipelines.journal.journal import Journal, _Statements
+from tenant_pipelines.journal.journal import Journal, _statements
 from tenant_pipelines_tests.journal.drafts import completed
 journal = Journal(Path(sys.argv[1]), fleet="f", shard="a")
 for index in range(10_000):
@@ -192,6 +191,22 @@ def test_opening_a_cycle_is_idempotent_by_name(path: Path) -> None:
         ]
 
 
+def test_a_payload_that_is_not_json_fails_its_caller_and_nobody_else(path: Path) -> None:
+    """One tenant's odd value must not stop the shard."""
+    with _open(path) as journal:
+        for odd in (object(), "half a surrogate \ud800"):
+            with pytest.raises((TypeError, ValueError)):
+                journal.append(replace(started("acme", "extract"), payload={"odd": odd}))
+        journal.append(started("globex", "extract"))
+        assert [entry.tenant for entry in journal.all_entries()] == ["globex"]
+
+
+def test_pages_are_small(path: Path) -> None:
+    """A commit writes every page it touches whole."""
+    _open(path).close()
+    assert int.from_bytes(path.read_bytes()[16:18], "big") == 1024
+
+
 @pytest.mark.parametrize(
     ("statement", "parameters", "index"),
     [
@@ -206,8 +221,7 @@ def test_what_a_chain_asks_for_is_found_by_an_index(
 ) -> None:
     """A look-up that reads the whole journal makes a run of n tenants cost n times n."""
     _open(path).close()
-    engine = sqlite_file.connect_engine(path)
-    text = getattr(_Statements(engine), statement)
+    text = getattr(_statements(), statement)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {text}", parameters).fetchall()
     assert index in plan[0][3], plan
