@@ -78,7 +78,7 @@ def test_the_example_fleet_loads_and_its_pipeline_runs(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     ended = subprocess.run(
-        [sys.executable, "-m", "tenant_pipelines.cli", "run", "--tenant", "acme"], cwd=tmp_path,
+        [sys.executable, "-m", "tenant_pipelines", "run", "--tenant", "acme"], cwd=tmp_path,
         env=environ_of(tmp_path), capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -122,7 +122,7 @@ def test_nothing_is_left_in_the_working_directory_by_a_user_without_settings(
     work = tmp_path / "work"
     work.mkdir()
     ended = subprocess.run(
-        [sys.executable, "-m", "tenant_pipelines.cli", "run", "--fleet", "tenant_shards"],
+        [sys.executable, "-m", "tenant_pipelines", "run", "--fleet", "tenant_shards"],
         cwd=work, env={**kept, "XDG_DATA_HOME": str(data)}, capture_output=True, text=True,
         timeout=SECONDS, check=False,
     )  # fmt: skip

@@ -80,7 +80,7 @@ def _run(folder: str) -> dict[str, Any]:
         if name not in {"DAGSTER_HOME", "TENANT_PIPELINES_FLEET"}
     }
     environ["TENANT_PIPELINES_STATE"] = folder
-    command = [sys.executable, "-m", "tenant_pipelines.cli", "run", "--fleet", _FLEET, "--json"]
+    command = [sys.executable, "-m", "tenant_pipelines", "run", "--fleet", _FLEET, "--json"]
     ended = subprocess.run(
         command, env=environ, cwd=folder, capture_output=True, text=True, check=False
     )

@@ -1,5 +1,7 @@
 """Why a cell is not done, in words for a person."""
 
+from collections.abc import Mapping
+
 from tenant_pipelines.engine.overview import CellView, State
 from tenant_pipelines.engine.plan import Reason
 
@@ -12,7 +14,13 @@ def explain(cell: CellView) -> str:
         return "a step that it needs is not done; run that one first, or leave --step out"
     error = cell.cell.error
     if error and cell.state is State.FAILED:
-        return f"{error['type']}: {error['message']}"
+        return in_words(error)
     if cell.state is State.INTERRUPTED:
         return "the process died in it"
     return ""
+
+
+def in_words(error: Mapping[str, str]) -> str:
+    """Return an error as ``type: message (file:line)``."""
+    place = error.get("place")
+    return f"{error['type']}: {error['message']}" + (f" ({place})" if place else "")

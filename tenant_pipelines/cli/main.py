@@ -1,6 +1,8 @@
 """``tenant-pipelines``: one command line for running, looking and mending."""
 
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import typer
 
@@ -12,6 +14,13 @@ from tenant_pipelines.cli.run import run
 from tenant_pipelines.cli.show import plan, status, why
 from tenant_pipelines.errors import TenantPipelinesError
 
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(importlib.metadata.version("tenant-pipelines"))
+        raise typer.Exit
+
+
 app = typer.Typer(
     help="Run one data pipeline for many tenants; rerun anything, only what is missing runs.",
     no_args_is_help=True,
@@ -20,6 +29,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
+
+
 app.command()(run)
 app.command()(plan)
 app.command()(why)

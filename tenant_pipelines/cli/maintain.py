@@ -84,7 +84,7 @@ def doctor(
     if fix:
         end_dead_runs(instance, loaded)
         left = find_unhealthy_runs(instance, loaded)
-    advice = "tenant-pipelines doctor --fix"
+    advice = f"tenant-pipelines doctor --fix --fleet {fleet or loaded.path}"
     findings += [Finding(what, advice, is_fixed=what not in left) for what in unhealthy]
     if as_json:
         print_json({"fleet": loaded.name, "findings": [asdict(found) for found in findings]})

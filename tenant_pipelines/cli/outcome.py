@@ -1,6 +1,6 @@
 """What a run did, shard by shard, computed from the journals alone: the table and the JSON."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,7 @@ from tenant_pipelines.engine.plan import Reason, Request
 from tenant_pipelines.journal.entries import Entry, EntryKind
 
 _MOST_LINES = 20
+_COUNTS = ("ran", "skipped", "failed", "held", "missing")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def is_all_done(outcomes: Collection[ShardOutcome]) -> bool:
 
 def print_outcomes(outcomes: Collection[ShardOutcome], console: Console) -> None:
     """Print the table of a run, then what is not done and why."""
-    table = Table("shard", "cycle", "status", "ran", "skipped", "failed", "seconds", box=None)
+    table = Table("shard", "cycle", "status", *_COUNTS, "seconds", box=None)
     for outcome in outcomes:
         view = outcome.view
         table.add_row(
@@ -93,15 +94,11 @@ def print_outcomes(outcomes: Collection[ShardOutcome], console: Console) -> None
             view.status.value,
             str(outcome.ran),
             str(outcome.skipped),
-            str(len(outcome.not_done)),
+            *(str(count) for count in _not_done_counts(view)),
             f"{outcome.seconds:.2f}",
         )
     console.print(table)
-    lines = [
-        f"{outcome.view.shard}: {cell['tenant']}:{cell['step']}: {cell['error']}"
-        for outcome in outcomes
-        for cell in outcome.not_done
-    ]
+    lines = list(_lines(outcomes))
     lines += [
         f"{outcome.view.shard}: {outcome.view.damage}"
         for outcome in outcomes
@@ -111,8 +108,28 @@ def print_outcomes(outcomes: Collection[ShardOutcome], console: Console) -> None
         console.print(line, markup=False, highlight=False)
     if len(lines) > _MOST_LINES:
         console.print(f"… and {len(lines) - _MOST_LINES} more; status --json has all", markup=False)
+    left = sum(sum(_not_done_counts(outcome.view)) for outcome in outcomes)
     console.print(
         f"total: {sum(outcome.ran for outcome in outcomes)} ran, "
-        f"{sum(outcome.skipped for outcome in outcomes)} skipped",
+        f"{sum(outcome.skipped for outcome in outcomes)} skipped"
+        + (f", {left} not done" if left else ""),
         markup=False,
     )
+
+
+def _not_done_counts(view: ShardView) -> tuple[int, int, int]:
+    """Return how many cells failed (or were interrupted), are held, and were not reached."""
+    left = [cell.state for cell in view.cells if cell.reason is not Reason.DONE]
+    failed = sum(state in {State.FAILED, State.INTERRUPTED} for state in left)
+    held = left.count(State.HELD)
+    return failed, held, len(left) - failed - held
+
+
+def _lines(outcomes: Collection[ShardOutcome]) -> Iterator[str]:
+    """Yield why each cell is not done; a reason that all of a tenant's cells share, once."""
+    told: set[tuple[str, str]] = set()
+    for outcome in outcomes:
+        for cell in outcome.not_done:
+            if (cell["tenant"], cell["error"]) not in told:
+                told.add((cell["tenant"], cell["error"]))
+                yield f"{outcome.view.shard}: {cell['tenant']}:{cell['step']}: {cell['error']}"

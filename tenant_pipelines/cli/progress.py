@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from tenant_pipelines.cli.explain import in_words
 from tenant_pipelines.errors import JournalUnusable
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.journal.entries import EntryKind
@@ -119,8 +120,7 @@ class RunProgress:
                 progress.done += 1
                 progress.failed.pop(cell, None)
             elif entry.kind is EntryKind.FAILED:
-                error = entry.payload["error"]
-                progress.failed[cell] = f"{error['type']}: {error['message']}"[:200]
+                progress.failed[cell] = in_words(entry.payload["error"])[:300]
 
     def _show(self, *, is_last: bool = False) -> None:
         for shard, progress in self._shards.items():

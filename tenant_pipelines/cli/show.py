@@ -104,6 +104,8 @@ def _print_plan(views: list[ShardView]) -> None:
             if cell.detail and cell.detail not in told:
                 told.add(cell.detail)
                 console.print(f"{cell.tenant}: {cell.detail}", markup=False)
+    if counts.keys() == {(Action.SKIP, Reason.DONE)}:
+        console.print("nothing to run")
     for (action, reason), count in sorted(counts.items()):
         console.print(f"{count} to {action.value}: {reason.value}", markup=False)
 
@@ -121,7 +123,14 @@ def why(
     """
     loaded = fleet_of(fleet)
     loaded.pipeline[step]
-    chosen_shards(loaded, [shard], [tenant])
+    home = loaded.shard_of(tenant).name
+    if loaded.shard(shard).name != home:
+        raise InvalidRequest(
+            place="why",
+            found=f"tenant {tenant!r}, which is in shard {home!r}",
+            wanted=f"a tenant of {shard}",
+            fix=f"Run: tenant-pipelines why {home} {tenant} {step}",
+        )
     reader = FleetReader(loaded, environ=os.environ)
     view = reader.shard(shard, Request(root="", tenants=[tenant]))
     if view.damage is not None:
@@ -136,6 +145,8 @@ def why(
         f"{shard} {tenant} {step}: {cell.state.value}{newest}; a run would "
         f"{cell.action.value} it: {cell.reason.value}" + (f" ({because})" if because else "")
     )
+    if cell.cell.error and cell.cell.error["traceback"]:
+        typer.echo(cell.cell.error["traceback"].rstrip())
 
 
 def status(
@@ -238,8 +249,9 @@ def _print_status(views: list[ShardView], oldest: str | None) -> None:
                     continue
                 shown += 1
                 because = explain(cell)
+                reason = f", {cell.reason.value}" * (cell.reason.value != cell.state.value)
                 console.print(
-                    f"{view.shard} {tenant} {cell.step}: {cell.state.value}, {cell.reason.value}"
+                    f"{view.shard} {tenant} {cell.step}: {cell.state.value}{reason}"
                     + (f": {because}" if because else ""),
                     markup=False,
                 )

@@ -8,9 +8,11 @@ share it. The audit event of ``chdir`` is raised in the calling thread before th
 import contextlib
 import functools
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tenant_pipelines.errors import StepChangedDirectory, TenantPipelinesError
@@ -18,6 +20,7 @@ from tenant_pipelines.fleet.settings import redact
 
 _MESSAGE_CHARACTERS = 2_000
 _FRAMES = 12
+_NOT_OWN = (f"{Path(__file__).parents[1]}/", f"{sysconfig.get_path('stdlib')}/")
 _local = threading.local()
 
 
@@ -43,7 +46,9 @@ def guarded() -> Iterator[None]:
 
 
 def describe_failure(error: BaseException, secrets: Sequence[str]) -> dict[str, str]:
-    """Return ``{"type", "message", "traceback"}`` of any exception, however broken, no secrets.
+    """Return ``{"type", "message", "traceback", "place"}`` of any exception, no secrets.
+
+    ``place`` is the line of the user's own code, such as ``pipelines.py:14``; empty when none is.
 
     Args:
         error: what a step raised; its ``str`` may itself raise.
@@ -55,14 +60,24 @@ def describe_failure(error: BaseException, secrets: Sequence[str]) -> dict[str, 
         message = str(error)
     except BaseException:  # noqa: BLE001  (a step's exception can do anything)
         message = "(the exception cannot be printed)"
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    frames = traceback.StackSummary.from_list(traceback.extract_tb(error.__traceback__)[-_FRAMES:])
     if isinstance(error, TenantPipelinesError):
         frames = traceback.StackSummary()
     return {
+        "place": _place(frames),
         "type": name,
         "message": _clean(message, secrets)[:_MESSAGE_CHARACTERS],
         "traceback": _clean("".join(traceback.format_list(frames)), secrets),
     }
+
+
+def _place(frames: traceback.StackSummary) -> str:
+    own = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and not frame.filename.startswith(_NOT_OWN)
+    ]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
 def _qualified(kind: type[BaseException]) -> str:

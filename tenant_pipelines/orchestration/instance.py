@@ -21,6 +21,7 @@ from tenant_pipelines.orchestration.dagster_internals import executor_process, i
 # dagster.yaml at the top of the repository says the same, with reasons; a test compares them
 INSTANCE_SETTINGS: dict[str, Any] = {
     "telemetry": {"enabled": False},
+    "nux": {"enabled": False},
     "concurrency": {
         "pools": {"granularity": "op", "default_limit": 4},
         "runs": {
@@ -74,7 +75,7 @@ def find_home(fleet: Fleet, *, environ: Mapping[str, str], cwd: Path) -> Home:
         return Home(path, "$DAGSTER_HOME")
     if (cwd / "dagster.yaml").is_file():
         return Home(cwd.resolve(), "the working directory, which holds dagster.yaml")
-    return Home(fleet.state / "dagster", "DAGSTER_HOME is not set")
+    return Home(fleet.state / "dagster", "the default, since DAGSTER_HOME is not set")
 
 
 def open_instance(home: Home) -> DagsterInstance:

@@ -194,7 +194,7 @@ def run_shard_op(
         raise _failure(error) from None
     if not report.is_complete:
         raise Failure(description=summary(report), allow_retries=False)
-    said = summary(report) + _how_to_force(report, fleet, shard)
+    said = summary(report) + _how_to_force(report, context.op.name)
     context.log.info(said)
 
 
@@ -241,10 +241,9 @@ def _failure(error: TenantPipelinesError) -> Failure:
     return Failure(description=str(error), allow_retries=False)
 
 
-def _how_to_force(report: ShardReport, fleet: Fleet, shard: str) -> str:
+def _how_to_force(report: ShardReport, op: str) -> str:
     if report.ran or not report.skipped:
         return ""
-    op = names.cells_op(fleet.name, shard)
     return (
         "\nEverything asked for was done already. To run it again all the same, launch with the "
         f"config ops: {{{op}: {{config: {{force: true}}}}}}, or with the run tag "

@@ -46,7 +46,7 @@ def measure(folder: Path, *, rounds: int) -> dict[str, Measurement]:
                 raise RuntimeError(f"{arguments} exited with {done.returncode}: {done.stderr}")
             return time.perf_counter() - began
 
-        run = ("-m", "tenant_pipelines.cli", "run", "--fleet", "fleet.yaml")
+        run = ("-m", "tenant_pipelines", "run", "--fleet", "fleet.yaml")
         seconds(*run)  # warm: Dagster makes its databases once
         return {
             "startup": compare(

@@ -25,7 +25,7 @@ def tenant_pipelines(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "tenant_pipelines.cli", *map(str, arguments)],
+        [sys.executable, "-m", "tenant_pipelines", *map(str, arguments)],
         env=environ_of(state, **environ), cwd=cwd or state, capture_output=True, text=True,
         timeout=SECONDS, check=False,
     )  # fmt: skip

@@ -32,7 +32,7 @@ from tenant_pipelines_tests.crash.side_file import Attempt, attempts, is_alive, 
 # far above anything that is normal on a small machine, so that only a hang gets here
 DEADLINE_SECONDS = 120.0
 
-CLI = [sys.executable, "-m", "tenant_pipelines.cli"]
+CLI = [sys.executable, "-m", "tenant_pipelines"]
 
 MODULE_HEAD = """
 import time

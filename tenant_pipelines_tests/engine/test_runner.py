@@ -139,6 +139,10 @@ def test_a_bad_step_fails_its_tenant_with_a_clear_entry_and_touches_nobody_else(
     assert error is not None
     assert error["type"].endswith(kind)
     assert message in error["message"]
+    assert error["place"].startswith("test_runner.py:") or kind in {
+        "UnsupportedOutput",
+        "StepChangedDirectory",
+    }
     assert len(error["message"]) <= 2000
 
 

@@ -1,4 +1,4 @@
-"""``python -m tenant_pipelines.cli``."""
+"""``python -m tenant_pipelines``."""
 
 from tenant_pipelines.cli.main import main
 
