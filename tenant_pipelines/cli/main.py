@@ -70,6 +70,8 @@ def main() -> None:
     except TenantPipelinesError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(USAGE)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

@@ -226,8 +226,6 @@ class Chain:
         self._start(step, attempt, inputs=inputs, reason=planned.reason)
         try:
             output = self._execute(step, attempt, inputs, window_error)
-        except (JournalUnusable, EntryRefused):
-            raise
         except BaseException as error:  # noqa: BLE001  (SystemExit of a step ends its tenant only)
             return self._after_failure(step, attempt, error, time.perf_counter() - began)
         self._complete(

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from tenant_pipelines.errors import InvalidRequest, JournalUnusable
 from tenant_pipelines.fleet.model import Fleet
+from tenant_pipelines.fleet.names import tenant_name_problem
 from tenant_pipelines.journal.entries import instant
 from tenant_pipelines.journal.fold import Cycle, cycles_of
 from tenant_pipelines.journal.journal import Journal
@@ -48,6 +49,13 @@ def cycle_to_open(known: Iterable[Cycle], *, asked: str | None, root: str, now: 
     if newest is not None and opened_by_root is not None:
         return newest  # the force of this root is spent: a re-execution resumes
     name = asked or root
+    if asked and (problem := tenant_name_problem(asked)) is not None:
+        raise InvalidRequest(
+            place="new cycle",
+            found=problem,
+            wanted="a name of up to 255 bytes without control characters",
+            fix="Choose another name, such as a date.",
+        )
     if newest is not None and newest.name == name:
         return newest
     if newest is not None and any(cycle.name == name for cycle in known):
@@ -66,11 +74,17 @@ def _just_after(at: str) -> str:
     return instant(datetime.fromisoformat(at) + timedelta(microseconds=1))
 
 
+def shards_with_history(fleet: Fleet) -> list[str]:
+    """Return the fleet's shards, and those that left the fleet file but whose journal is there."""
+    left = sorted(path.parent.name for path in (fleet.state / "shards").glob("*/journal.db"))
+    return [*fleet.shards, *(name for name in left if name not in fleet.shards)]
+
+
 def known_cycles(fleet: Fleet) -> tuple[list[Cycle], dict[str, JournalUnusable]]:
     """Return every cycle that the fleet's readable journals know, and the unusable journals."""
     found: list[Cycle] = []
     unusable: dict[str, JournalUnusable] = {}
-    for shard in fleet.shards:
+    for shard in shards_with_history(fleet):
         try:
             journal = Journal.existing(fleet.journal_path(shard), fleet=fleet.name, shard=shard)
             if journal is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from tenant_pipelines.engine.chain import Chain
+from tenant_pipelines.engine.cycles import shards_with_history
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, Request, plan_tenant
 from tenant_pipelines.engine.ports import CellStore
@@ -348,7 +349,7 @@ def find_moved(
 def read_histories(fleet: Fleet) -> dict[str, str]:
     """Return the shard in whose journal each tenant of any cycle is; opens every journal."""
     homes: dict[str, str] = {}
-    for shard in fleet.shards:
+    for shard in shards_with_history(fleet):
         try:
             journal = Journal.existing(fleet.journal_path(shard), fleet=fleet.name, shard=shard)
         except JournalUnusable:

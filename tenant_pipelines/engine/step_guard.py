@@ -7,6 +7,7 @@ share it. The audit event of ``chdir`` is raised in the calling thread before th
 
 import contextlib
 import functools
+import os
 import sys
 import sysconfig
 import threading
@@ -39,10 +40,18 @@ def guarded() -> Iterator[None]:
     """Run a step's function in this thread under the rules above."""
     _install()
     _local.runs_step = True
+    owner = os.getpid()
     try:
         yield
+    except SystemExit as ended:
+        if os.getpid() != owner:
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
+        raise
     finally:
         _local.runs_step = False
+        if os.getpid() != owner:
+            # a child that the step forked: it must never go on as the engine
+            os._exit(70)
 
 
 def describe_failure(error: BaseException, secrets: Sequence[str]) -> dict[str, str]:
@@ -54,8 +63,10 @@ def describe_failure(error: BaseException, secrets: Sequence[str]) -> dict[str, 
         error: what a step raised; its ``str`` may itself raise.
         secrets: texts that must not appear.
     """
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else _qualified(kind)
+    try:
+        name = _qualified(type(error))
+    except BaseException:  # noqa: BLE001  (so can its class)
+        name = "an exception"
     try:
         message = str(error)
     except BaseException:  # noqa: BLE001  (a step's exception can do anything)
@@ -65,7 +76,7 @@ def describe_failure(error: BaseException, secrets: Sequence[str]) -> dict[str, 
         frames = traceback.StackSummary()
     return {
         "place": _place(frames),
-        "type": name,
+        "type": _clean(name, secrets),
         "message": _clean(message, secrets)[:_MESSAGE_CHARACTERS],
         "traceback": _clean("".join(traceback.format_list(frames)), secrets),
     }
@@ -81,7 +92,8 @@ def _place(frames: traceback.StackSummary) -> str:
 
 
 def _qualified(kind: type[BaseException]) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    module, name = str(kind.__module__), str(kind.__qualname__)
+    return name if module == "builtins" else f"{module}.{name}"
 
 
 def _clean(text: str, secrets: Sequence[str]) -> str:

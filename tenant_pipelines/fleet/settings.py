@@ -102,6 +102,8 @@ def resolve_settings(
             return [
                 resolved(inner, f"{where}.{index}", is_secret) for index, inner in enumerate(value)
             ]
+        if is_secret and isinstance(value, int | float) and not isinstance(value, bool):
+            secrets.add(str(value))
         return value
 
     settings = Settings(resolved(tenant.settings, "", False))

@@ -155,7 +155,9 @@ class Journal:
         """
         if not path.exists():
             sqlite_file.create_file(path, fleet=fleet, shard=shard)
-        sqlite_file.check_file(path, fleet=fleet, shard=shard)
+        self._claim: tuple[int, int] | None = sqlite_file.claim_checked(
+            path, fleet=fleet, shard=shard
+        )
         self.path = path
         self.shard = shard
         self._now = now
@@ -194,6 +196,8 @@ class Journal:
         self._connections, self._writer = [], None
         self._local = threading.local()
         self._engine.dispose()
+        sqlite_file.release(self._claim)
+        self._claim = None
 
     def append(self, *drafts: Draft) -> None:
         """Write entries in one transaction; they are durable when the call returns.

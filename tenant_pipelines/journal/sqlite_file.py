@@ -11,10 +11,12 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import threading
 import urllib.parse
+from collections import Counter
 from pathlib import Path
 
-from sqlalchemy import Engine, create_engine, event, insert
+from sqlalchemy import URL, Engine, create_engine, event, insert
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
@@ -85,6 +87,45 @@ def _fsync_folders(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+# (device, inode) of each journal open in this process, and how often
+_open_here: Counter[tuple[int, int]] = Counter()
+_open_here_lock = threading.Lock()
+
+
+def claim_checked(path: Path, *, fleet: str, shard: str) -> tuple[int, int]:
+    """Check a journal unless it is open in this process, and count it as open; see ``release``.
+
+    Closing any descriptor of a file drops every POSIX lock that the process has on it, SQLite's own
+    too (https://www.sqlite.org/howtocorrupt.html, 2.2): another process would then take the
+    write-ahead log away from under this one. So a file is never opened beside SQLite while it is
+    in use here; it was checked when it was opened first.
+
+    Raises:
+        JournalUnusable: see ``check_file``.
+    """
+    with _open_here_lock:
+        if not _open_here[_identity(path)]:
+            check_file(path, fleet=fleet, shard=shard)
+        claim = _identity(path)
+        _open_here[claim] += 1
+        return claim
+
+
+def release(claim: tuple[int, int] | None) -> None:
+    """Count a journal as closed once, after its connections are."""
+    if claim is not None:
+        with _open_here_lock:
+            _open_here[claim] -= 1
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)  # of no file: nothing is open under it, and check_file says why
+    return status.st_dev, status.st_ino
 
 
 def check_file(path: Path, *, fleet: str, shard: str) -> None:
@@ -206,7 +247,7 @@ def unusable(path: Path, error: BaseException) -> JournalUnusable:
 def connect_engine(path: Path) -> Engine:
     """Return an engine whose connections begin nothing by themselves and commit durably."""
     engine = create_engine(
-        f"sqlite:///{path}",
+        URL.create("sqlite", database=str(path)),
         connect_args={"timeout": 60.0, "check_same_thread": False},
         poolclass=NullPool,
     )

@@ -26,6 +26,9 @@ from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
+# metadata of a failure that the journals tell cell by cell
+IN_JOURNAL = "tenant_pipelines/in_journal"
+
 
 @dataclass(frozen=True, slots=True)
 class KeyColours:
@@ -157,7 +160,11 @@ def execute_with_id(
             # a failed step is told by its own event
             told = data.first_step_failure_event is not None
         elif isinstance(data, StepFailureData):
-            told = data.user_failure_data is not None
+            ours = data.user_failure_data
+            told = ours is not None and IN_JOURNAL in ours.metadata
+            if ours is not None and not told and ours.description:
+                errors.append(ours.description)
+                continue
         else:
             continue
         if data.error and not told:

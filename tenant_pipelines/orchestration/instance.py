@@ -177,7 +177,10 @@ def find_dead_runs(
     known = _run_ids_with_locks(fleet.state)
     for record in instance.get_run_records(RunsFilter(statuses=_UNFINISHED)):
         run = record.dagster_run
-        if run.run_id in known or run.job_name not in jobs:
+        is_ours = run.job_name in jobs or any(
+            key.path[0] == fleet.name for key in run.asset_selection or ()
+        )
+        if run.run_id in known or not is_ours:
             continue
         # it died before its first op could take a run lock: its executor told its pid
         told = executor_process(instance, run.run_id)
@@ -196,6 +199,6 @@ def find_dead_runs(
 
 def _run_ids_with_locks(state: Path) -> set[str]:
     try:
-        return {entry.name for entry in (state / "runs").iterdir()}
-    except FileNotFoundError:
+        return {lock.parent.name for lock in (state / "runs").glob("*/*.lock")}
+    except OSError:
         return set()

@@ -11,16 +11,21 @@ from dataclasses import dataclass, field
 from dagster import DagsterRunStatus, Failure, OpExecutionContext
 
 from tenant_pipelines.engine.cycles import newest_cycle, open_cycle
-from tenant_pipelines.engine.plan import Request
+from tenant_pipelines.engine.plan import Request, done_steps
 from tenant_pipelines.engine.run_locks import forget, hold_run_lock, leftover_parts
 from tenant_pipelines.engine.runner import ShardRun
 from tenant_pipelines.engine.work import CellCompleted, ShardReport
-from tenant_pipelines.errors import TenantPipelinesError
+from tenant_pipelines.errors import InvalidRequest, TenantPipelinesError
 from tenant_pipelines.fleet.model import Fleet
-from tenant_pipelines.journal.fold import Cycle, cycles_of
+from tenant_pipelines.journal.fold import Cycle, cycles_of, fold_tenant
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.orchestration import names
-from tenant_pipelines.orchestration.dagster_internals import colours_of, log_planned
+from tenant_pipelines.orchestration.dagster_internals import (
+    IN_JOURNAL,
+    colours_of,
+    log_planned,
+)
+from tenant_pipelines.orchestration.instance import end_dead_runs
 from tenant_pipelines.orchestration.io_manager import TenantIOManager
 from tenant_pipelines.orchestration.register import register_shard
 from tenant_pipelines.orchestration.request import asked_cycle, root_of, shard_request
@@ -60,14 +65,19 @@ class _ShardOp:
             request=self.request,
             environ=os.environ,
         )
-        for event in run.events():
-            if isinstance(event, CellCompleted):
-                self.context.log_event(materialization(self.fleet.name, event))
-                self.logged.add((event.attempt.tenant, event.attempt.step))
+        try:
+            for event in run.events():
+                if isinstance(event, CellCompleted):
+                    self.context.log_event(materialization(self.fleet.name, event))
+                    self.logged.add((event.attempt.tenant, event.attempt.step))
+        except TenantPipelinesError:
+            if self.planned is None:
+                self._plan_red(self._not_done())
+            raise
         if self.is_cancelled():
             return run.report
         if not run.report.is_complete and self.planned is None:
-            self._plan_red(run.report)
+            self._plan_red(keys_not_done(run.report))
         self._restate(run.report)
         return run.report
 
@@ -76,7 +86,19 @@ class _ShardOp:
         run = self.context.instance.get_run_by_id(self.context.run_id)
         return run is not None and run.status is DagsterRunStatus.CANCELING
 
-    def _plan_red(self, report: ShardReport) -> None:
+    def _not_done(self) -> list[tuple[str, str]]:
+        """Return (tenant, step) of the asked-for cells that are not done, by the journal."""
+        shard = self.fleet.shard(self.shard)
+        tenants = shard.tenants if self.request.tenants is None else self.request.tenants
+        done = {
+            (tenant, step)
+            for tenant, entries in self.journal.by_tenant(self.cycle.name)
+            for step in done_steps(self.fleet.pipeline, fold_tenant(entries))
+        }
+        steps = self.request.asked_steps(self.fleet.pipeline)
+        return [(t, s) for t in tenants for s in steps if (t, s) not in done]
+
+    def _plan_red(self, cells: list[tuple[str, str]]) -> None:
         log_planned(
             self.context.instance,
             run_id=self.context.run_id,
@@ -84,7 +106,7 @@ class _ShardOp:
             step_key=self.context.get_step_execution_context().step.key,
             keys=[
                 (names.asset_key(self.fleet.name, self.shard, step), tenant)
-                for tenant, step in keys_not_done(report)
+                for tenant, step in cells
             ],
         )
 
@@ -183,6 +205,8 @@ def run_shard_op(
         )
         with hold_run_lock(fleet.state, context.run_id, shard):
             planned = None if keys is None else (keys, selected or fleet.pipeline.names)
+            # or forgetting them would leave them STARTED, with their slots, for good
+            end_dead_runs(context.instance, fleet)
             # those that are dead now; a run that dies meanwhile is the next one's to make good
             left = leftover_parts(fleet.state, shard)
             report, is_whole_truth = _run_locked(
@@ -193,7 +217,7 @@ def run_shard_op(
     except TenantPipelinesError as error:
         raise _failure(error) from None
     if not report.is_complete:
-        raise Failure(description=summary(report), allow_retries=False)
+        raise Failure(description=summary(report), metadata={IN_JOURNAL: True}, allow_retries=False)
     said = summary(report) + _how_to_force(report, context.op.name)
     context.log.info(said)
 
@@ -214,11 +238,21 @@ def _run_locked(
     with resource.open(shard) as journal:
         # a re-execution from failure skips the op that opens the cycle
         is_behind = opens_cycle or context.run.parent_run_id is not None
-        cycle = None if is_behind else newest_cycle(cycles_of(journal.cycle_entries()))
+        cycles = cycles_of(journal.cycle_entries())
+        cycle = None if is_behind else newest_cycle(cycles)
+        asked = asked_cycle(context.run, context.op_config)
+        was_opened = any(known.root == request.root or known.name == asked for known in cycles)
+        if asked is not None and cycle is not None and not was_opened:
+            raise InvalidRequest(
+                place=f"journal of shard {shard!r}",
+                found=f"no new cycle {asked!r}, which this run was to open",
+                wanted="a cycle that the opening op recorded",
+                fix="Run again.",
+            )
         if cycle is None:
             cycle = open_cycle(
                 fleet,
-                asked=asked_cycle(context.run, context.op_config),
+                asked=asked,
                 root=request.root,
                 run_id=context.run_id,
             )

@@ -140,6 +140,23 @@ def test_a_users_mistake_gets_one_message_exit_2_and_writes_nothing(
     assert written - set(before) <= {tmp_path / "dagster_home"}
 
 
+@pytest.mark.slow
+def test_a_new_cycle_with_an_old_or_impossible_name_is_refused_before_anything_runs(
+    fleet: Path, tmp_path: Path
+) -> None:
+    """Exit 2 and one message; no Dagster run, no cycle."""
+    where: list[str | Path] = ["--fleet", fleet, "--shard", "shard_1"]
+    for name in ("one", "two"):
+        ended = tenant_pipelines("run", "--new-cycle", name, *where, state=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+    for command in ("run", "plan"):
+        for name, said in (("one", "which an older cycle has"), ("a\nb", "a control character")):
+            ended = tenant_pipelines(command, "--new-cycle", name, *where, state=tmp_path)
+            assert ended.returncode == 2
+            assert said in ended.stderr
+            assert "Traceback" not in ended.stderr
+
+
 def test_a_broken_fleet_file_is_refused_with_its_line(tmp_path: Path) -> None:
     """Before anything is written."""
     (tmp_path / "fleet.yaml").write_text("name: a__b\npipeline: x:y\nshards: {}\n")

@@ -1,4 +1,4 @@
-"""Which cycle a run works on, and opening it: the same one for everybody, whatever the clocks say."""
+"""Which cycle a run works on: the same one for every shard and process, whatever the clocks say."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

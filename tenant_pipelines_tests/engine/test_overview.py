@@ -87,7 +87,12 @@ def test_a_cell_that_never_ran_is_missing_and_runs(tmp_path: Path) -> None:
     """Every asked-for cell shows, tenant by tenant in the file's order."""
     fleet = make_fleet(tmp_path, _STEPS, {"a": ["zeta", "acme"]})
     cells = _cells(_view(fleet))
-    assert cells == {"zeta:extract": _NEW, "zeta:load": _NEW, "acme:extract": _NEW, "acme:load": _NEW}
+    assert cells == {
+        "zeta:extract": _NEW,
+        "zeta:load": _NEW,
+        "acme:extract": _NEW,
+        "acme:load": _NEW,
+    }
     assert list(cells)[::2] == ["zeta:extract", "acme:extract"]
 
 

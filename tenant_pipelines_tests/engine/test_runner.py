@@ -12,6 +12,7 @@ import pytest
 
 from tenant_pipelines.engine.cycles import open_cycle
 from tenant_pipelines.engine.plan import Reason
+from tenant_pipelines.errors import JournalUnusable
 from tenant_pipelines.fleet.context import StepContext
 from tenant_pipelines.fleet.model import Fleet, Tenant
 from tenant_pipelines.fleet.pipeline import Retries, Step, step
@@ -96,6 +97,15 @@ def _raises(error: Callable[[], BaseException]) -> Callable[[StepContext], None]
     return run
 
 
+def _refuses(cls: type) -> str:
+    raise RuntimeError("not even my name")
+
+
+_Nameless = type("_OddClass", (type,), {"__module__": property(_refuses)})(
+    "_Nameless", (Exception,), {}
+)
+
+
 def _returns_a_set(ctx: StepContext) -> set[int]:
     return {1}
 
@@ -114,6 +124,12 @@ def _changes_directory(ctx: StepContext) -> None:
         (_raises(_Unpicklable), "_Unpicklable", "lock"),
         (_raises(lambda: ValueError("\ud800")), "ValueError", "ud800"),
         (_raises(lambda: ValueError("x" * 10**7)), "ValueError", "xxx"),
+        (_raises(_Nameless), "an exception", ""),
+        (
+            _raises(lambda: JournalUnusable(path=Path("x"), found="y", fix="z")),
+            "JournalUnusable",
+            "y",
+        ),
         (_returns_a_set, "UnsupportedOutput", "set"),
         (_changes_directory, "StepChangedDirectory", "absolute paths"),
     ],
@@ -142,8 +158,41 @@ def test_a_bad_step_fails_its_tenant_with_a_clear_entry_and_touches_nobody_else(
     assert error["place"].startswith("test_runner.py:") or kind in {
         "UnsupportedOutput",
         "StepChangedDirectory",
+        "JournalUnusable",
     }
     assert len(error["message"]) <= 2000
+
+
+def test_a_child_that_a_step_forks_never_goes_on_as_the_engine(tmp_path: Path) -> None:
+    """It would use its parent's connections and locks, and both would hang."""
+
+    @step
+    def forks(ctx: StepContext) -> int:
+        child = os.fork()
+        if child == 0:
+            if ctx.tenant == "acme":
+                sys.exit(7)
+            return 0
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    fleet = make_fleet(tmp_path, [forks], {"a": ["acme", "globex"]})
+    assert run_shard(fleet).report.ran == 2
+    outputs = {name: cell.output for name, cell in cell_states(fleet).items()}
+    assert {name: output and output["value"] for name, output in outputs.items()} == {
+        "acme:forks": 7,
+        "globex:forks": 70,
+    }
+
+
+def test_a_tenant_of_a_shard_that_left_the_file_is_refused_too(tmp_path: Path) -> None:
+    """A renamed shard is a move of all its tenants, and its cycles stay known."""
+    before = make_fleet(tmp_path, STEPS, {"a": ["acme"], "b": ["hooli"]})
+    run_shard(before, "b", new_cycle="first")
+    renamed = make_fleet(tmp_path, STEPS, {"a": ["acme"], "c": ["hooli"]})
+    ran = run_shard(renamed, "c")
+    assert ran.report.cycle == "first"
+    assert {cell.reason for cell in ran.report.held} == {Reason.TENANT_MOVED}
+    assert ran.cells == []
 
 
 def test_a_step_may_print_a_hundred_megabytes(tmp_path: Path, capfd: Any) -> None:

@@ -27,6 +27,15 @@ def resolved(settings: dict[str, Any], **environ: str) -> ResolvedSettings:
     return resolve_settings(FILE, Tenant(name="acme", settings=settings), environ)
 
 
+def test_a_number_under_a_secret_name_is_a_secret() -> None:
+    """YAML reads an unquoted password of digits as a number."""
+    tenant = Tenant(name="acme", settings={"password": 987654321, "port": 5432})
+    resolved = resolve_settings(Path("fleet.yaml"), tenant, {})
+    assert redact("login failed for 987654321 on 5432", resolved.secrets) == (
+        "login failed for *** on 5432"
+    )
+
+
 def test_variables_are_replaced_at_any_depth() -> None:
     """Connection settings come nested as often as flat."""
     settings = {
@@ -120,7 +129,7 @@ def test_a_setting_beside_the_tenants_name_has_its_line(folder: FleetFolder) -> 
         ({"DB_PASSWORD": "p"}, {"p"}),
         ({"clientSecret": "p", "apiKey": "k", "access-token": "t"}, {"p", "k", "t"}),
         ({"credentials": {"user": "u", "more": ["m"]}}, {"u", "m"}),
-        ({"token": 5, "key": None, "secret": True, "password": ""}, set()),
+        ({"token": 5, "key": None, "secret": True, "password": ""}, {"5"}),
     ],
 )
 def test_secrets_are_what_came_from_outside_or_is_named_like_one(

@@ -181,6 +181,61 @@ def test_what_was_reported_before_a_sigkill_is_there_after_it(path: Path) -> Non
     assert len(found) <= len(reported) + 1
 
 
+_WRITES_WHILE_OPENED_AGAIN = """
+import os, signal, sys
+from pathlib import Path
+from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines_tests.journal.drafts import completed
+path = Path(sys.argv[1])
+journal = Journal(path, fleet="f", shard="a")
+journal.append(completed("t0", "extract"))
+Journal(path, fleet="f", shard="a").close()
+print("opened again", flush=True)
+sys.stdin.readline()
+journal.append(completed("t1", "extract"))
+journal.append(completed("t2", "extract"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_second_journal_object_does_not_drop_the_locks_of_the_first(path: Path) -> None:
+    """Closing any descriptor of a file drops the process's locks on it, SQLite's own too.
+
+    Another process that closes its connection then takes the write-ahead log away, and what was
+    reported afterwards is lost.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WRITES_WHILE_OPENED_AGAIN, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "opened again\n"
+        with _open(path) as other:
+            assert len(list(other.all_entries())) == 1
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdin.close()
+        process.stdout.close()
+    with _open(path) as journal:
+        assert [entry.tenant for entry in journal.all_entries()] == ["t0", "t1", "t2"]
+
+
+def test_a_folder_with_a_question_mark_holds_its_own_journal(tmp_path: Path) -> None:
+    """A path is not a URL."""
+    path = tmp_path / "what?mode=ro" / "journal.db"
+    with _open(path) as journal:
+        journal.append(started("acme", "extract"))
+    with _open(path) as journal:
+        assert len(list(journal.all_entries())) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["what?mode=ro"]
+
+
 def test_opening_a_cycle_is_idempotent_by_name(path: Path) -> None:
     """Two runs that open the same cycle leave one entry."""
     with _open(path) as journal:

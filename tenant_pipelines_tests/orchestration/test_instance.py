@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from dagster import DagsterRunStatus
+from dagster._core.events import EngineEventData
 
 from tenant_pipelines.engine.run_locks import dead_runs, hold_run_lock
 from tenant_pipelines.errors import InvalidRequest
@@ -75,6 +76,29 @@ def test_a_dead_run_is_failed_its_slot_is_freed_and_a_live_one_is_left_alone(rig
     assert [run.parts for run in dead_runs(state)] == [("shard_2",)]
     assert rig.run().success
     assert dead_runs(state) == []
+
+
+def test_a_dead_run_launched_on_assets_is_found_and_never_just_forgotten(rig: Rig) -> None:
+    """Materialize and backfills run as __ASSET_JOB; the next op ends a dead one before it heals."""
+    job = rig.run(first="hooli").job_def
+    keys = frozenset({names.asset_key("story", "shard_2", "load")})
+    runs = [
+        rig.instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, asset_selection=keys)
+        for _ in range(2)
+    ]
+    state = rig.fleet.state
+    # one died inside its op; of the other only a lock that never got its name is left
+    subprocess.run([sys.executable, "-c", _HOLDER, str(state), runs[0].run_id], check=False)
+    folder = state / "runs" / runs[1].run_id
+    folder.mkdir(parents=True)
+    (folder / ".shard_2.lock.x.tmp").touch()
+    rig.instance.report_engine_event(
+        "Executing steps using multiprocess executor", runs[1],
+        EngineEventData.multiprocess(2**22 + 1),
+    )  # fmt: skip
+    assert rig.run(first="hooli").success
+    ended = [rig.instance.get_run_by_id(run.run_id) for run in runs]
+    assert {run.status for run in ended if run} == {DagsterRunStatus.FAILURE}
 
 
 def test_a_dagster_home_that_is_not_there_is_refused(rig: Rig, tmp_path: Path) -> None:
