@@ -225,7 +225,7 @@ def test_verify_finds_a_flipped_byte_in_an_artifact(
 ) -> None:
     """A disk can lie; a cell that depends on the file must not be the first to notice."""
     path = _artifact(fleet, suffix)
-    _flip(path, path.stat().st_size // 3)
+    _flip(path, path.stat().st_size // 3)  # among the rows; the footer is at the end
     ended = journal("verify", "--json")
     assert ended.returncode == 1
     a, b = ended.document["shards"]

@@ -198,12 +198,12 @@ def test_a_terminal_shows_the_bars_of_a_run_that_did_nothing(tmp_path: Path) -> 
 
 def test_many_shards_do_not_fill_the_terminal(tmp_path: Path) -> None:
     """Twenty bars fit a screen; a failure in a shard without one is told all the same."""
-    shards = {f"shard_{number:02}": ["acme" if number else "zero"] for number in range(25)}
-    shards = {name: [f"tenant_{name}"] for name in shards} | {"shard_24": ["broken"]}
-    fleet = make_fleet(tmp_path, _STEPS, {"shard_24": shards["shard_24"]})
+    shards = {f"shard_{number:02}": [f"tenant_{number}"] for number in range(24)}
+    fleet = make_fleet(tmp_path, _STEPS, {**shards, "shard_24": ["broken"]})
+    todo = dict.fromkeys(fleet.shards, 2)
     open_cycle(fleet, asked=None, root="earlier", run_id="earlier")
     file = io.StringIO()
-    with RunProgress(fleet, dict.fromkeys(shards, 2), run_id="r", console=_terminal(file)):
+    with RunProgress(fleet, todo, run_id="r", console=_terminal(file)):
         run_shard(fleet, "shard_24", root="r")
     assert _frame(file.getvalue(), 20) == [f"shard_{number:02} 0/2" for number in range(20)]
     said = _ANSI.sub("", file.getvalue())
