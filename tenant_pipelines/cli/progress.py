@@ -109,7 +109,7 @@ class RunProgress:
             if journal is None:
                 return
             self._journals[shard] = journal
-            if not self._thread.is_alive():
+            if self._thread.ident is None:
                 progress.seq = journal.last_seq()  # what older runs wrote is not progress
         for entry in journal.after(progress.seq):
             progress.seq = entry.seq

@@ -118,8 +118,10 @@ def open_cycle(
     Raises:
         InvalidRequest: see ``cycle_to_open``.
     """
+    # before looking: whoever opens a cycle after this look then has a later instant
+    at = now()
     known, unusable = known_cycles(fleet)
-    cycle = cycle_to_open(known, asked=asked, root=root, now=now())
+    cycle = cycle_to_open(known, asked=asked, root=root, now=at)
     for shard in fleet.shards:
         if shard in unusable:
             continue

@@ -23,7 +23,6 @@ from tenant_pipelines.engine.work import CellEvent, CellHeld, ShardReport, Shard
 from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
 from tenant_pipelines.fleet.model import Fleet, Shard
 from tenant_pipelines.fleet.settings import ResolvedSettings, resolve_settings
-from tenant_pipelines.journal.entries import Entry
 from tenant_pipelines.journal.fold import CellState, Cycle, TenantState, cycles_of, fold_tenant
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.ledger import Ledger
@@ -63,8 +62,7 @@ class ShardRun:
         self._shard = fleet.shard(shard)
         self._environ = environ
         self._stops = threading.Event()
-        self._cycles_seen = 0
-        self._has_newer_cycle = False
+        self._opened_at_seq = 0
         self._pool: _Pool | None = None
         self._told: queue.SimpleQueue[CellEvent | BaseException | None] = queue.SimpleQueue()
         locks = fleet.shard_state(shard) / "locks"
@@ -119,15 +117,11 @@ class ShardRun:
             pool.report_rest()
 
     def _is_superseded(self) -> bool:
-        if not self._has_newer_cycle:
-            opened = self._work.journal.cycle_entries(after_seq=self._cycles_seen)
-            self._has_newer_cycle = self._any_newer(opened)
-        return self._has_newer_cycle
-
-    def _any_newer(self, opened: list[Entry]) -> bool:
-        # two openers of one cycle record different instants: it is the same cycle
+        # what this journal opened before mine is older, whatever instant its opener recorded; and
+        # two openers of one cycle record different ones
         mine = self._work.cycle
-        return any(cycle.name != mine.name and cycle > mine for cycle in cycles_of(opened))
+        opened = cycles_of(self._work.journal.cycle_entries(after_seq=self._opened_at_seq))
+        return any(cycle.name != mine.name and cycle > mine for cycle in opened)
 
     def _chains(self) -> deque[Callable[[], Chain]]:
         """Plan every asked-for tenant; return what makes the chain of each that has work.
@@ -135,8 +129,8 @@ class ShardRun:
         A chain is made when a thread takes it: a tenant that waits or has ended costs no state.
         """
         opened = self._work.journal.cycle_entries()
-        self._cycles_seen = opened[-1].seq if opened else 0
-        self._has_newer_cycle = self._any_newer(opened)
+        mine = [entry.seq for entry in opened if entry.cycle == self._work.cycle.name]
+        self._opened_at_seq = max(mine, default=0)
         states, seen = self._unfinished()
         strangers = [name for name in self._asked() if name not in seen]
         new, plan_of_new = frozenset(strangers), self._plan(TenantState())

@@ -93,7 +93,9 @@ def _place(frames: traceback.StackSummary) -> str:
 
 def _qualified(kind: type[BaseException]) -> str:
     module, name = str(kind.__module__), str(kind.__qualname__)
-    return name if module == "builtins" else f"{module}.{name}"
+    # our own errors say all in their message
+    is_bare = module == "builtins" or module.partition(".")[0] == "tenant_pipelines"
+    return name if is_bare else f"{module}.{name}"
 
 
 def _clean(text: str, secrets: Sequence[str]) -> str:

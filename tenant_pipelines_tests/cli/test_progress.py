@@ -241,3 +241,13 @@ def test_a_pseudo_terminal_is_taken_for_one(
     assert not listener.is_alive()
     assert _frame(heard.decode(), 2) == ["a 2/4 1 failed", "b 2/2"]
     assert heard.endswith(b"\x1b[?25h")  # the cursor is shown again
+
+
+def test_a_run_that_ends_before_the_first_look_is_told_at_the_end(tmp_path: Path) -> None:
+    """A short run on a fresh machine must not end in silence."""
+    fleet = make_fleet(tmp_path, _STEPS, {"a": ["acme", "broken"]})
+    said = io.StringIO()
+    with RunProgress(fleet, {"a": 4}, run_id="r", console=_log(said)):
+        run_shard(fleet, root="r")
+    assert "2 of 4 cells done" in said.getvalue()
+    assert said.getvalue().count("broken:extract failed") == 1

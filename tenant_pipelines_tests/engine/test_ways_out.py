@@ -15,6 +15,7 @@ from tenant_pipelines.engine.runner import ShardRun
 from tenant_pipelines.fleet.context import StepContext
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.fleet.pipeline import Retries, step
+from tenant_pipelines.journal.fold import Cycle
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.artifacts import ArtifactStore
 from tenant_pipelines.storage.sql_warehouse import sql_load
@@ -185,6 +186,24 @@ def test_a_newer_cycle_opened_before_planning_is_seen(tmp_path: Path) -> None:
         open_cycle(fleet, asked="2", root="other", run_id="other")
         assert list(run.events()) == []
     assert run.report.unreached == 1
+
+
+def test_a_late_opener_of_an_older_cycle_does_not_lock_a_shard_out(tmp_path: Path) -> None:
+    """Two first runs record different instants of cycle 1, and one of them may write late."""
+
+    @step
+    def work(ctx: StepContext) -> None: ...
+
+    fleet = make_fleet(tmp_path, [work], {"a": ["acme"], "b": ["hooli"]})
+    instants = {"a": [("1", 1), ("2", 2)], "b": [("1", 3)]}
+    for shard, cycles in instants.items():
+        with Journal(fleet.journal_path(shard), fleet="fleet", shard=shard) as journal:
+            for name, hour in cycles:
+                at = f"2026-01-01T0{hour}:00:00.000000Z"
+                journal.open_cycle(Cycle(instant=at, name=name, root=name), run_id="r")
+    ran = run_shard(fleet, "b")
+    assert ran.report.cycle == "2"
+    assert ran.cells == [("hooli", "work")]
 
 
 def test_a_window_that_is_no_cursor_fails_its_tenant_alone(tmp_path: Path) -> None:
