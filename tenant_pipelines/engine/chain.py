@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tenant_pipelines.engine.opening import (
@@ -17,6 +18,7 @@ from tenant_pipelines.engine.opening import (
     read_what_others_wrote,
 )
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, plan_tenant
+from tenant_pipelines.engine.ports import has_artifact
 from tenant_pipelines.engine.step_guard import describe_failure, guarded
 from tenant_pipelines.engine.work import (
     CellCompleted,
@@ -38,7 +40,7 @@ from tenant_pipelines.fleet.context import StepContext, Window, is_cursor
 from tenant_pipelines.fleet.pipeline import Step
 from tenant_pipelines.fleet.settings import ResolvedSettings
 from tenant_pipelines.journal.entries import Draft, EntryKind
-from tenant_pipelines.journal.fold import CellState, Outcome, TenantState
+from tenant_pipelines.journal.fold import Outcome, TenantState
 from tenant_pipelines.storage.output import StoredOutput
 
 _LEASE_WAIT_SECONDS = 0.02
@@ -155,7 +157,7 @@ class Chain:
             self._work.fleet.pipeline,
             self._state,
             self._work.request,
-            has_artifact=self._has_artifact,
+            has_artifact=partial(has_artifact, self._work.store),
         )
 
     def _fail_before_first_cell(self, error: Exception) -> None:
@@ -184,11 +186,6 @@ class Chain:
         cell = self._ahead.pop(0)
         # asked for by its own effect, which would have no end
         return None if cell.step in self._completed else cell
-
-    def _has_artifact(self, cell: CellState) -> bool:
-        return cell.output is not None and self._work.store.exists(
-            StoredOutput.from_json(cell.output)
-        )
 
     def _look_again(self) -> None:
         work, state = self._work, self._state

@@ -12,6 +12,7 @@ from enum import StrEnum
 from tenant_pipelines.engine.cycles import cycle_to_open, known_cycles, newest_cycle
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, Request, plan_tenant
+from tenant_pipelines.engine.ports import has_artifact
 from tenant_pipelines.engine.runner import find_moved, hold_reason, read_histories
 from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
 from tenant_pipelines.fleet.model import Fleet, Shard
@@ -20,7 +21,6 @@ from tenant_pipelines.journal.entries import Entry
 from tenant_pipelines.journal.fold import CellState, Cycle, Outcome, TenantState, fold_tenant
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.artifacts import ArtifactStore
-from tenant_pipelines.storage.output import StoredOutput
 
 
 class State(StrEnum):
@@ -169,9 +169,7 @@ class FleetReader:
         journal: Journal | None,
         states: Mapping[str, TenantState],
     ) -> Iterator[CellView]:
-        asked = [
-            name for name in shard.tenants if request.tenants is None or name in request.tenants
-        ]
+        asked = request.asked_tenants(shard.tenants)
         strangers = [name for name in asked if name not in states]
         moved = find_moved(shard, journal, strangers, lambda: self._histories)
         leases = TenantLeases(self.fleet.shard_state(shard.name) / "locks", query_only=True)
@@ -183,7 +181,7 @@ class FleetReader:
                 self.fleet.pipeline,
                 state,
                 request,
-                has_artifact=self._has_artifact,
+                has_artifact=functools.partial(has_artifact, self._store),
                 hold=hold,
                 is_leased=started and leases.is_leased(tenant),
             )
@@ -210,9 +208,6 @@ class FleetReader:
         except (TenantSettingMissing, TenantMoved) as error:
             return hold_reason(error), str(error)
         return None, ""
-
-    def _has_artifact(self, cell: CellState) -> bool:
-        return cell.output is not None and self._store.exists(StoredOutput.from_json(cell.output))
 
 
 def _state(planned: PlannedCell, cell: CellState) -> State:

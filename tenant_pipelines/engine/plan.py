@@ -4,7 +4,7 @@ Pure. The runner plans a tenant, runs the first cell that is to run, and plans a
 has learned; so a plan and a run cannot disagree.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -67,6 +67,10 @@ class Request:
     steps: Collection[str] | None = None
     force: bool = False
     is_exact: bool = False
+
+    def asked_tenants(self, tenants: Iterable[str]) -> list[str]:
+        """Return those of a shard's tenants whose cells are asked for, in their order."""
+        return [name for name in tenants if self.tenants is None or name in self.tenants]
 
     def asked_steps(self, pipeline: Pipeline) -> frozenset[str]:
         """Return the steps whose cells are asked for."""

@@ -4,7 +4,13 @@ from collections.abc import Set
 from typing import Any, Protocol
 
 from tenant_pipelines.fleet.cell import Attempt
+from tenant_pipelines.journal.fold import CellState
 from tenant_pipelines.storage.output import StoredOutput
+
+
+def has_artifact(store: "CellStore", cell: CellState) -> bool:
+    """Tell whether the output of a completed cell can be loaded."""
+    return cell.output is not None and store.exists(StoredOutput.from_json(cell.output))
 
 
 class CellStore(Protocol):

@@ -17,16 +17,15 @@ from tenant_pipelines.engine.chain import Chain
 from tenant_pipelines.engine.cycles import shards_with_history
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, Request, plan_tenant
-from tenant_pipelines.engine.ports import CellStore
+from tenant_pipelines.engine.ports import CellStore, has_artifact
 from tenant_pipelines.engine.slots import Slots
 from tenant_pipelines.engine.work import CellEvent, CellHeld, ShardReport, ShardWork
 from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
 from tenant_pipelines.fleet.model import Fleet, Shard
 from tenant_pipelines.fleet.settings import ResolvedSettings, resolve_settings
-from tenant_pipelines.journal.fold import CellState, Cycle, TenantState, cycles_of, fold_tenant
+from tenant_pipelines.journal.fold import Cycle, TenantState, cycles_of, fold_tenant
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.ledger import Ledger
-from tenant_pipelines.storage.output import StoredOutput
 
 STOP_SECONDS = 5.0
 
@@ -166,12 +165,14 @@ class ShardRun:
 
     def _plan(self, state: TenantState) -> list[PlannedCell]:
         return plan_tenant(
-            self._fleet.pipeline, state, self._work.request, has_artifact=self._has_artifact
+            self._fleet.pipeline,
+            state,
+            self._work.request,
+            has_artifact=partial(has_artifact, self._work.store),
         )
 
     def _asked(self) -> list[str]:
-        asked = self._work.request.tenants
-        return [name for name in self._shard.tenants if asked is None or name in asked]
+        return self._work.request.asked_tenants(self._shard.tenants)
 
     def _unfinished(self) -> tuple[dict[str, TenantState], set[str]]:
         """Return the state of each asked-for tenant with something to do, and who has entries."""
@@ -191,11 +192,6 @@ class ShardRun:
                     self._work.journal.of_tenant(cycle=self._work.cycle.name, tenant=tenant)
                 )
         return states, seen
-
-    def _has_artifact(self, cell: CellState) -> bool:
-        return cell.output is not None and self._work.store.exists(
-            StoredOutput.from_json(cell.output)
-        )
 
 
 class _Pool:

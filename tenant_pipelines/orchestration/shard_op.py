@@ -88,15 +88,16 @@ class _ShardOp:
 
     def _not_done(self) -> list[tuple[str, str]]:
         """Return (tenant, step) of the asked-for cells that are not done, by the journal."""
-        shard = self.fleet.shard(self.shard)
-        tenants = shard.tenants if self.request.tenants is None else self.request.tenants
         done = {
             (tenant, step)
             for tenant, entries in self.journal.by_tenant(self.cycle.name)
             for step in done_steps(self.fleet.pipeline, fold_tenant(entries))
         }
         steps = self.request.asked_steps(self.fleet.pipeline)
-        return [(t, s) for t in tenants for s in steps if (t, s) not in done]
+        return [(t, s) for t in self._asked_tenants() for s in steps if (t, s) not in done]
+
+    def _asked_tenants(self) -> list[str]:
+        return self.request.asked_tenants(self.fleet.shard(self.shard).tenants)
 
     def _plan_red(self, cells: list[tuple[str, str]]) -> None:
         log_planned(
@@ -114,9 +115,7 @@ class _ShardOp:
         is_backfill = names.BACKFILL_TAG in self.context.run.tags
         every_key = self.planned is not None and (is_backfill or not report.is_complete)
         tenants, steps = self.planned or (
-            self.fleet.shard(self.shard).tenants
-            if self.request.tenants is None
-            else self.request.tenants,
+            self._asked_tenants(),
             self.request.asked_steps(self.fleet.pipeline),
         )
         colours = None
