@@ -25,7 +25,14 @@ def newest_cycle(cycles: Iterable[Cycle]) -> Cycle | None:
     return max(earliest.values(), default=None)
 
 
-def cycle_to_open(known: Iterable[Cycle], *, asked: str | None, root: str, now: datetime) -> Cycle:
+def cycle_to_open(
+    known: Iterable[Cycle],
+    *,
+    asked: str | None,
+    root: str,
+    now: datetime,
+    tick: datetime | None = None,
+) -> Cycle:
     """Decide which cycle a run works on.
 
     Args:
@@ -33,6 +40,8 @@ def cycle_to_open(known: Iterable[Cycle], *, asked: str | None, root: str, now: 
         asked: name of the new cycle asked for, ``""`` for one named by the root run, None for none.
         root: id of the root run or backfill: its new cycle is opened once.
         now: the opening time, for a cycle that is new.
+        tick: scheduled time of the schedule's tick that started the run, aware. It opens a cycle of
+            that time and name if that is newer than every cycle, however late the tick comes.
 
     Returns:
         The cycle; it is new when no known cycle has its name.
@@ -42,6 +51,12 @@ def cycle_to_open(known: Iterable[Cycle], *, asked: str | None, root: str, now: 
     """
     known = list(known)
     newest = newest_cycle(known)
+    if tick is not None:
+        cycle = Cycle(instant=instant(tick), name=tick_name(tick), root=root)
+        is_known = any(other.name == cycle.name for other in known)
+        if newest is None or (cycle.instant > newest.instant and not is_known):
+            return cycle
+        return newest
     at = instant(now)
     if asked is None:
         return newest or Cycle(instant=at, name=FIRST_CYCLE, root=root)
@@ -68,6 +83,11 @@ def cycle_to_open(known: Iterable[Cycle], *, asked: str | None, root: str, now: 
     if newest is not None and at <= newest.instant:
         at = _just_after(newest.instant)  # the clock went back; newer still means later
     return Cycle(instant=at, name=name, root=root)
+
+
+def tick_name(tick: datetime) -> str:
+    """Return the name of the cycle that a schedule's tick opens: its scheduled time, in UTC."""
+    return tick.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _just_after(at: str) -> str:
@@ -101,6 +121,7 @@ def open_cycle(
     asked: str | None,
     root: str,
     run_id: str,
+    tick: datetime | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Cycle:
     """Choose the run's cycle and record it in every openable journal that lags.
@@ -110,6 +131,7 @@ def open_cycle(
         asked: see ``cycle_to_open``.
         root: id of the root run or backfill.
         run_id: the run that opens it.
+        tick: see ``cycle_to_open``.
         now: the clock, UTC.
 
     Returns:
@@ -121,7 +143,7 @@ def open_cycle(
     # before looking: whoever opens a cycle after this look then has a later instant
     at = now()
     known, unusable = known_cycles(fleet)
-    cycle = cycle_to_open(known, asked=asked, root=root, now=at)
+    cycle = cycle_to_open(known, asked=asked, root=root, now=at, tick=tick)
     for shard in fleet.shards:
         if shard in unusable:
             continue

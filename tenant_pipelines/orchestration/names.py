@@ -5,6 +5,7 @@ from dagster import AssetKey, DynamicPartitionsDefinition
 SHARD_TAG = "tenant_pipelines/shard"
 FORCE_TAG = "tenant_pipelines/force"
 NEW_CYCLE_TAG = "tenant_pipelines/new_cycle"
+TICK_TAG = "tenant_pipelines/tick"
 BACKFILL_TAG = "dagster/backfill"
 MAX_RETRIES_TAG = "dagster/max_retries"
 CODE_VERSION_TAG = "dagster/code_version"

@@ -1,6 +1,7 @@
 """What a Dagster run was asked for: op config, run tags, partition keys, selected assets."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from dagster import DagsterRun, Field, Noneable
@@ -47,6 +48,29 @@ def asked_cycle(run: DagsterRun, config: Mapping[str, Any]) -> str | None:
         return asked
     tag = run.tags.get(names.NEW_CYCLE_TAG)
     return {"true": "", "false": None}.get(tag, tag) if tag is not None else None
+
+
+def asked_tick(run: DagsterRun) -> datetime | None:
+    """Return the scheduled time of the schedule's tick that started the run, None without one.
+
+    Raises:
+        InvalidRequest: the run tag holds no time with a zone.
+    """
+    tag = run.tags.get(names.TICK_TAG)
+    if tag is None:
+        return None
+    try:
+        tick = datetime.fromisoformat(tag)
+    except ValueError:
+        tick = None
+    if tick is None or tick.tzinfo is None:
+        raise InvalidRequest(
+            place=f"run tag {names.TICK_TAG}",
+            found=repr(tag),
+            wanted="a time with its zone, such as 2026-12-01T03:00:00+00:00",
+            fix="Launch again without the tag, or with such a time.",
+        )
+    return tick
 
 
 def shard_request(

@@ -28,7 +28,12 @@ from tenant_pipelines.orchestration.dagster_internals import (
 from tenant_pipelines.orchestration.instance import end_dead_runs
 from tenant_pipelines.orchestration.io_manager import TenantIOManager
 from tenant_pipelines.orchestration.register import register_shard
-from tenant_pipelines.orchestration.request import asked_cycle, root_of, shard_request
+from tenant_pipelines.orchestration.request import (
+    asked_cycle,
+    asked_tick,
+    root_of,
+    shard_request,
+)
 from tenant_pipelines.orchestration.resources import RunJournalResource
 from tenant_pipelines.orchestration.view import (
     cells_to_restate,
@@ -163,6 +168,7 @@ def run_open_op(context: OpExecutionContext, fleet: Fleet) -> None:
                 asked=asked_cycle(context.run, context.op_config),
                 root=root_of(context.run),
                 run_id=context.run_id,
+                tick=asked_tick(context.run),
             )
     except TenantPipelinesError as error:
         raise _failure(error) from None
@@ -254,6 +260,7 @@ def _run_locked(
                 asked=asked,
                 root=request.root,
                 run_id=context.run_id,
+                tick=asked_tick(context.run),
             )
         shard_op = _ShardOp(
             context=context,

@@ -1,6 +1,6 @@
 """Which cycle a run works on: the same one for every shard and process, whatever the clocks say."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -243,3 +243,29 @@ def test_looking_for_cycles_creates_nothing(tmp_path: Path) -> None:
     fleet = _fleet(tmp_path, "a", "b")
     assert known_cycles(fleet) == ([], {})
     assert list(tmp_path.iterdir()) == []
+
+
+def _tick(hour: int, known: list[Cycle]) -> Cycle:
+    """Return the cycle of a run that the tick of ``hour`` started, at noon."""
+    tick = _NOON.replace(hour=hour)
+    return cycle_to_open(known, asked=None, root="tick", now=_NOON, tick=tick)
+
+
+def test_a_tick_opens_a_cycle_of_its_scheduled_time_however_late_it_runs() -> None:
+    """The data belongs to the time that was scheduled, in whatever zone the schedule thinks."""
+    opened = _tick(3, [_cycle("old", hour=2)])
+    assert (opened.name, opened.instant) == ("2026-03-01T03:00:00Z", "2026-03-01T03:00:00.000000Z")
+    assert _tick(3, []) == opened
+    berlin = _NOON.replace(hour=3).astimezone(timezone(timedelta(hours=1)))
+    assert cycle_to_open([], asked=None, root="tick", now=_NOON, tick=berlin) == opened
+
+
+def test_a_late_or_repeated_tick_opens_nothing() -> None:
+    """A cycle opened after its scheduled time is newer; its own cycle is not opened again."""
+    newer = _cycle("by hand", hour=4)
+    assert _tick(3, [newer]) == newer
+    own = _tick(3, [])
+    assert _tick(3, [own]) == own
+    assert _tick(3, [own, newer]) == newer
+    same_name = _cycle(own.name, hour=1)
+    assert _tick(3, [same_name]) == same_name
