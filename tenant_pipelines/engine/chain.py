@@ -36,7 +36,7 @@ from tenant_pipelines.errors import (
     UnsupportedOutput,
 )
 from tenant_pipelines.fleet.cell import Attempt
-from tenant_pipelines.fleet.context import StepContext, Window, is_cursor
+from tenant_pipelines.fleet.context import StepContext, Window, is_cursor, oldest_cursor
 from tenant_pipelines.fleet.pipeline import Step
 from tenant_pipelines.fleet.settings import ResolvedSettings
 from tenant_pipelines.journal.entries import Draft, EntryKind
@@ -217,7 +217,7 @@ class Chain:
         window_error: BaseException | None = None
         if self._state.window is None and not step.upstream:
             try:
-                self._state.window = self._pin_window(step, attempt)
+                self._state.window = self._pin_window(attempt)
             except BaseException as error:  # noqa: BLE001  (a window function is a step's code)
                 window_error = error
         self._start(step, attempt, inputs=inputs, reason=planned.reason)
@@ -265,13 +265,17 @@ class Chain:
             inputs=inputs,
         )
 
-    def _pin_window(self, step: Step, attempt: Attempt) -> dict[str, Any]:
-        ledger = self._work.ledger
-        after = None if ledger is None else ledger.cursor(self.tenant)
-        if step.window is None:
+    def _pin_window(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the window that every attempt and generation of the cycle then reads."""
+        ledger, pipeline = self._work.ledger, self._work.fleet.pipeline
+        loads = [load.name for load in pipeline.loads]
+        after = None if ledger is None else oldest_cursor(ledger.cursors(self.tenant, loads))
+        step = pipeline.window_step
+        if step is None or step.window is None:
             return {"after": after, "to": self._work.cycle.instant}
+        context = self._context(replace(attempt, step=step.name), Window(after=after, to=None), {})
         with guarded():
-            to = step.window(self._context(attempt, Window(after=after, to=None), {}))
+            to = step.window(context)
         if to is not None and not is_cursor(to):
             raise UnsupportedOutput(
                 tenant=self.tenant,
@@ -279,6 +283,8 @@ class Chain:
                 found=f"a {type(to).__name__}",
                 wanted="a string, an integer, a finite float or None",
             )
+        if after is not None and to is not None and isinstance(after, str) != isinstance(to, str):
+            after = None  # it was committed for another cursor column: read everything once
         return {"after": after, "to": to}
 
     def _start(

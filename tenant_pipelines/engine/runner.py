@@ -298,7 +298,7 @@ class _Pool:
 
 def ledger_of(fleet: Fleet) -> Ledger | None:
     """Return the ledger of the fleet's warehouse; None when the pipeline does not use one."""
-    if fleet.warehouse is None or not fleet.pipeline.uses_ledger:
+    if fleet.warehouse is None or not fleet.pipeline.loads:
         return None
     return Ledger(fleet.warehouse, fleet.name)
 

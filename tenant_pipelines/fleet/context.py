@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,21 @@ def is_cursor(value: object) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
+def oldest_cursor(cursors: Iterable[Cursor | None]) -> Cursor | None:
+    """Return the oldest cursor; None when one is None, or text stands beside a number."""
+    known = list(cursors)
+    if None in known or len({isinstance(cursor, str) for cursor in known}) != 1:
+        return None
+    return min(known)  # type: ignore[type-var]  # all text or all numbers
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The half-open interval ``(after, to]`` of source rows that a cycle reads for one tenant.
 
     Attributes:
-        after: the cursor that the last settled load committed; None when there was none.
+        after: the oldest of the cursors that the tenant's loads committed last; None, for
+            everything, when one of them never did.
         to: the newest cursor value that this cycle reads; None when the source has no row yet.
     """
 
@@ -67,6 +76,7 @@ class StepContext:
         attempt: which execution within the generation, from 1.
         cursor: ``window.after``.
         window: the source rows of this cycle; the same in every attempt and generation of it.
+            Only a ``sql_load`` moves the cursor; without one, ``after`` is None.
         log: logger whose records carry shard, tenant, step and attempt.
         state: the fleet's state folder, absolute.
         warehouse: SQLAlchemy URL of the fleet's warehouse, None when it has none.
@@ -89,5 +99,5 @@ class StepContext:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The cursor that the tenant's last settled load committed."""
+        """The cursor up to which the warehouse has the tenant's rows."""
         return self.window.after

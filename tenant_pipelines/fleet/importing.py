@@ -39,7 +39,7 @@ def import_pipeline(path: Path, line: int, reference: str, *, has_warehouse: boo
         module = _import_module(path, line, name)
         _check_origin(path, line, module, files)
         pipeline = _attribute(path, line, module, attribute)
-        if pipeline.uses_ledger and not has_warehouse:
+        if pipeline.loads and not has_warehouse:
             raise InvalidFleetFile(
                 path=path,
                 line=line,

@@ -45,6 +45,22 @@ class Retries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The warehouse table that a load merges its input into.
+
+    Attributes:
+        table: its name.
+        key: columns that identify a row within a tenant.
+        replaces: columns of a group of rows; a load replaces every group that its input touches,
+            all of the tenant's rows when there are no columns; None replaces rows by their key.
+    """
+
+    table: str
+    key: tuple[str, ...]
+    replaces: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One function of a pipeline; calling it calls the function.
 
@@ -55,8 +71,9 @@ class Step:
         code_version: a change of it makes done cells run again; None never does.
         retries: how often it is tried within a run.
         window: gives the newest cursor value to read this cycle; called once per tenant and cycle.
-        uses_ledger: whether its effect is recorded in the warehouse's ledger in one transaction
-            with the data, so that the engine can settle a crash between commit and journal.
+        target: the warehouse table that it loads, None for a step that is no load. Its effect is
+            recorded in the warehouse's ledger in one transaction with the data, so that the engine
+            can settle a crash between commit and journal.
     """
 
     name: str
@@ -65,7 +82,7 @@ class Step:
     code_version: str | None = None
     retries: Retries = Retries()
     window: Callable[[StepContext], Cursor | None] | None = None
-    uses_ledger: bool = False
+    target: Target | None = None
 
     def __call__(self, ctx: StepContext, /, *args: Any, **inputs: Any) -> Any:
         """Call the function, as a test of one step does."""
@@ -119,7 +136,7 @@ def make_step(
     code_version: str | None = None,
     retries: Retries = Retries(),
     window: Callable[[StepContext], Cursor | None] | None = None,
-    uses_ledger: bool = False,
+    target: Target | None = None,
     upstream: tuple[str, ...] | None = None,
 ) -> Step:
     """Build a Step, reading the upstream names from the function's parameters unless given."""
@@ -155,7 +172,7 @@ def make_step(
         code_version=code_version,
         retries=retries,
         window=window,
-        uses_ledger=uses_ledger,
+        target=target,
     )
 
 
@@ -202,8 +219,32 @@ def _upstream_of(function: Callable[..., Any], place: str) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters[1:])
 
 
+def _check_targets(steps: list[Step]) -> None:
+    """Refuse two loads of one table: a generation of one would replace rows of the other."""
+    loads: dict[str, str] = {}
+    for entry in steps:
+        if entry.target is None:
+            continue
+        # SQL names a table in any case
+        other = loads.setdefault(entry.target.table.casefold(), entry.name)
+        if other != entry.name:
+            raise InvalidPipeline(
+                place="Pipeline",
+                found=f"the table {entry.target.table!r} loaded by {other!r} and {entry.name!r}",
+                wanted="a table of its own for each load",
+                fix="Load one of them into another table.",
+            )
+
+
 class Pipeline:
-    """The acyclic graph of steps, in an order in which each comes after its upstream steps."""
+    """The acyclic graph of steps, in an order in which each comes after its upstream steps.
+
+    Attributes:
+        steps: in running order.
+        every_name: the steps' names.
+        window_step: the step whose window function pins the tenant's window, None without one.
+        loads: the steps with a target, in running order.
+    """
 
     def __init__(self, steps: Iterable[Step]) -> None:
         """Check and order the steps.
@@ -244,6 +285,7 @@ class Pipeline:
                         wanted=f"the name of a step of the pipeline ({', '.join(by_name)})",
                         fix="Rename the parameter or add the step.",
                     )
+        _check_targets(given)
         windows = [entry.name for entry in given if entry.window is not None]
         if len(windows) > 1:
             raise InvalidPipeline(
@@ -272,16 +314,13 @@ class Pipeline:
         self.steps: tuple[Step, ...] = tuple(by_name[name] for name in order)
         self._by_name: Mapping[str, Step] = {entry.name: entry for entry in self.steps}
         self.every_name: frozenset[str] = frozenset(self._by_name)
+        self.window_step: Step | None = by_name[windows[0]] if windows else None
+        self.loads: tuple[Step, ...] = tuple(entry for entry in self.steps if entry.target)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The steps' names in running order."""
         return tuple(self._by_name)
-
-    @property
-    def uses_ledger(self) -> bool:
-        """Whether any step records its effect in the warehouse's ledger."""
-        return any(entry.uses_ledger for entry in self.steps)
 
     def __getitem__(self, name: str) -> Step:
         try:

@@ -85,6 +85,8 @@ def writing(url: str, place: Place) -> Iterator[sa.Connection]:
             wanted="a SQLite file: loads into other databases are not built yet",
             fix="Write warehouse: sqlite:///{state}/warehouse.db in the fleet file.",
         )
+    if url not in _writers:
+        _check_application(url, place)
     with _cache_lock:
         writer = _writers.get(url)
         if writer is None:
@@ -92,6 +94,19 @@ def writing(url: str, place: Place) -> Iterator[sa.Connection]:
             writer = _writers[url] = _Writer(_sqlite_engine(path, mode="rwc"))
     with refusing(place), writer.lock, writer.engine.begin() as connection:
         yield connection
+
+
+def _check_application(url: str, place: Place) -> None:
+    """Refuse a SQLite file that says whose it is, before its journal mode is changed."""
+    with reading(url, place) as connection:
+        # https://www.sqlite.org/pragma.html#pragma_application_id
+        owner = connection and connection.exec_driver_sql("PRAGMA application_id").scalar()
+    if owner:
+        raise place.refused(
+            found=f"a file of another application (its application_id is {owner:#x})",
+            wanted="a SQLite file for the warehouse alone",
+            fix="Name another file as warehouse: in the fleet file; nothing was written.",
+        )
 
 
 @contextlib.contextmanager

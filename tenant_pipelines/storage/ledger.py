@@ -5,7 +5,7 @@ that nothing of it did. Rows are never changed. Reading creates neither file nor
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,23 +84,35 @@ class Ledger:
             found.setdefault(row.tenant, []).append(row)
         return found
 
-    def cursor(self, tenant: str) -> Cursor | None:
-        """Return the cursor of the tenant's newest settled load, None when there is none."""
+    def cursors(self, tenant: str, steps: Iterable[str]) -> list[Cursor | None]:
+        """Return the cursor that each load of the tenant committed last, None for no load yet."""
         with reading(self._url, self._place) as connection:
             if connection is None or not sa.inspect(connection).has_table(TABLE):
-                return None
-            return self.cursor_in(connection, tenant)
+                return [None for _ in steps]
+            return [self.cursor_in(connection, tenant, step) for step in steps]
 
-    def cursor_in(self, connection: sa.Connection, tenant: str) -> Cursor | None:
-        """Return what ``cursor`` does, as seen by an open transaction."""
+    def cursor_in(self, connection: sa.Connection, tenant: str, step: str) -> Cursor | None:
+        """Return the cursor that a load committed last, as seen by an open transaction."""
         text = connection.scalar(
             sa.select(_table.c.cursor)
-            .where(_table.c.fleet == self._fleet, _table.c.tenant == tenant)
+            .where(
+                _table.c.fleet == self._fleet,
+                _table.c.tenant == tenant,
+                _table.c.step == step,
+            )
             .order_by(_table.c.id.desc())
             .limit(1)
         )
         cursor: Cursor | None = None if text is None else json.loads(text)
         return cursor
+
+    def has_loaded(self, connection: sa.Connection, *, step: str, table: str) -> bool:
+        """Tell whether a load of any tenant put rows into a table, after ``settled_by``."""
+        query = sa.select(_table.c.output).where(
+            _table.c.fleet == self._fleet, _table.c.step == step
+        )
+        outputs = (json.loads(text) for text in connection.scalars(query))
+        return any(output.get("table") == table and output.get("rows") for output in outputs)
 
     def settled_by(
         self, connection: sa.Connection, *, tenant: str, step: str, cycle: str

@@ -143,6 +143,15 @@ def rows_of(
         yield list(zip(*same, *parts, strict=True))
 
 
+def distinct_rows(
+    columns: Sequence[Any], *, constants: Sequence[Any]
+) -> "Iterator[list[tuple[Any, ...]]]":
+    """Yield what ``rows_of`` does, each row once."""
+    names = [str(number) for number in range(len(columns))]
+    groups = pa.table(dict(zip(names, columns, strict=True))).group_by(names).aggregate([])
+    yield from rows_of(groups.select(names).columns, constants=constants)
+
+
 def _python_values(column: Any) -> Values:
     """Return Python values; numpy's way to them is several times faster than ``to_pylist``."""
     flat = column.combine_chunks()

@@ -3,7 +3,8 @@
 Data, ledger row and cursor are written in one transaction, so a crash at any instant leaves all of
 them or none. The table belongs to this one step: ``_tenant`` and ``_cycle`` say whose row it is and
 which cycle wrote it last. A later generation of a cycle replaces the rows of that cycle; values it
-had overwritten from older cycles are not restored.
+had overwritten from older cycles are not restored. The table is never altered: a load whose columns
+differ is refused, apart from the conversions that ``sql_types`` names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from tenant_pipelines.errors import InvalidPipeline, LedgerDisagrees
+from tenant_pipelines.errors import InvalidPipeline, LedgerDisagrees, WarehouseRefused
 from tenant_pipelines.fleet.context import StepContext
-from tenant_pipelines.fleet.pipeline import Retries, Step, make_step
+from tenant_pipelines.fleet.pipeline import Retries, Step, Target, make_step
 from tenant_pipelines.storage.engines import Place, shown, writing
 from tenant_pipelines.storage.ledger import TABLE as LEDGER_TABLE
 from tenant_pipelines.storage.ledger import Ledger, LedgerRow
@@ -29,6 +30,7 @@ def sql_load(
     *,
     table: str,
     key: Sequence[str],
+    replaces: Sequence[str] | None = None,
     name: str = "load",
     upstream: str = "transform",
     code_version: str | None = None,
@@ -39,6 +41,9 @@ def sql_load(
     Args:
         table: made when missing, with ``_tenant``, ``_cycle`` and the DataFrame's columns.
         key: columns that identify a row within a tenant; a row with a known key replaces it.
+        replaces: columns of the key that make a group, such as ``["day"]``: every group with a row
+            in the input is replaced whole, so that rows which its newest state lacks are gone;
+            ``[]`` replaces all of the tenant's rows. Groups without a row in the input stay.
         name: of the step.
         upstream: the step whose DataFrame is loaded; its index is not.
         code_version: see Step.
@@ -49,7 +54,7 @@ def sql_load(
         table that do not fit, with nothing written.
 
     Raises:
-        InvalidPipeline: the table's name or the key cannot be used.
+        InvalidPipeline: the table's name, the key or the group cannot be used.
     """
     keys = [key] if isinstance(key, str) else list(key)
     if isinstance(key, str) or not keys or len(set(keys)) < len(keys) or set(keys) & set(_OWN):
@@ -67,22 +72,31 @@ def sql_load(
             fix="Choose another name.",
         )
 
+    groups = None if replaces is None else tuple(replaces)
+    if groups is not None and (isinstance(replaces, str) or not set(groups) <= set(keys)):
+        raise InvalidPipeline(
+            place=f"sql_load(table={table!r})",
+            found=f"replaces={replaces!r}",
+            wanted=f"a list of columns of the key {keys}",
+            fix=f'Write replaces=["{keys[0]}"], or replaces=[] for all of the tenant\'s rows.',
+        )
+    target = Target(table=table, key=tuple(keys), replaces=groups)
+
     def load(ctx: StepContext, /, **inputs: Any) -> dict[str, Any]:
-        return _load(ctx, table=table, keys=keys, upstream=upstream, value=inputs[upstream])
+        return _load(ctx, target, upstream=upstream, value=inputs[upstream])
 
     return make_step(
         load,
         name=name,
         code_version=code_version,
         retries=retries,
-        uses_ledger=True,
+        target=target,
         upstream=(upstream,),
     )
 
 
-def _load(
-    ctx: StepContext, *, table: str, keys: list[str], upstream: str, value: Any
-) -> dict[str, Any]:
+def _load(ctx: StepContext, target: Target, *, upstream: str, value: Any) -> dict[str, Any]:
+    table, keys = target.table, list(target.key)
     place = Place(table, ctx.tenant)
     if ctx.warehouse is None:
         raise place.refused(
@@ -103,19 +117,17 @@ def _load(
         if exists:
             _check_table(connection, columns, keys, place, is_empty=rows == 0)
         elif rows:
-            _create_table(connection, columns, keys, place)
-        if exists and ctx.generation > 1:
-            quoted = _quoter(connection)
-            connection.exec_driver_sql(
-                f"DELETE FROM {quoted(table)} WHERE _tenant = ? AND _cycle = ?",  # noqa: S608  (quoted)
-                (ctx.tenant, ctx.cycle),
-            )
+            if ledger.has_loaded(connection, step=ctx.step, table=table):
+                raise _table_is_gone(ctx, place)
+            _create_table(connection, columns, target, place)
+        if exists:
+            _delete_replaced(connection, ctx, target, dict(zip(columns, prepared, strict=False)))
         if rows:
             _upsert(connection, ctx, prepared, names=list(columns), keys=keys, table=table)
         output = {"table": table, "rows": rows}
         cursor = ctx.window.to
         if cursor is None:
-            cursor = ledger.cursor_in(connection, ctx.tenant)
+            cursor = ledger.cursor_in(connection, ctx.tenant, ctx.step)
         ledger.record(
             connection,
             LedgerRow(
@@ -131,6 +143,34 @@ def _load(
             ),
         )
     return output
+
+
+def _table_is_gone(ctx: StepContext, place: Place) -> WarehouseRefused:
+    return place.refused(
+        found="no such table in the warehouse, although its ledger says that rows were loaded",
+        wanted="the table with all rows up to the tenants' cursors: this load has only what is new",
+        fix="Restore the table. Or, to load everything again, delete the step's rows from the "
+        f"ledger ({LEDGER_TABLE}, fleet {ctx.fleet!r}, step {ctx.step!r}), then run --new-cycle.",
+    )
+
+
+def _delete_replaced(
+    connection: sa.Connection, ctx: StepContext, target: Target, prepared: Mapping[str, Any]
+) -> None:
+    """Delete what this load replaces: an earlier generation's rows, and the groups it touches."""
+    quoted = _quoter(connection)
+    delete = f"DELETE FROM {quoted(target.table)} WHERE _tenant = ?"  # noqa: S608  (quoted)
+    if ctx.generation > 1:
+        connection.exec_driver_sql(f"{delete} AND _cycle = ?", (ctx.tenant, ctx.cycle))
+    if target.replaces == ():
+        connection.exec_driver_sql(delete, (ctx.tenant,))
+    elif target.replaces and prepared:
+        from tenant_pipelines.storage.sql_types import distinct_rows
+
+        matches = "".join(f" AND {quoted(name)} = ?" for name in target.replaces)
+        columns = [prepared[name] for name in target.replaces]
+        for rows in distinct_rows(columns, constants=(ctx.tenant,)):
+            connection.exec_driver_sql(delete + matches, rows)
 
 
 def _effect_of(
@@ -220,7 +260,7 @@ def _checked(value: Any, keys: list[str], place: Place) -> "dict[str, pa.Chunked
 
 
 def _create_table(
-    connection: sa.Connection, columns: Mapping[str, Any], keys: list[str], place: Place
+    connection: sa.Connection, columns: Mapping[str, Any], target: Target, place: Place
 ) -> None:
     from tenant_pipelines.storage.sql_types import family_of_arrow, sql_type
 
@@ -233,14 +273,15 @@ def _create_table(
                 wanted="a typed column when the table is made",
                 fix='Give it a dtype upstream, for example astype("str") or astype("Int64").',
             )
-        made.append(sa.Column(name, sql_type(family), primary_key=name in keys))
+        made.append(sa.Column(name, sql_type(family), primary_key=name in target.key))
     sa.Table(
         place.table,
         sa.MetaData(),
         sa.Column("_tenant", sa.Text, nullable=False),
         sa.Column("_cycle", sa.Text, nullable=False),
         *(sa.Column(column.name, column.type, nullable=not column.primary_key) for column in made),
-        sa.PrimaryKeyConstraint("_tenant", *keys),
+        # the groups first, so that replacing one reads no other
+        sa.PrimaryKeyConstraint("_tenant", *dict.fromkeys([*(target.replaces or ()), *target.key])),
         # the rows of one tenant lie side by side: replacing a generation reads nobody else's
         sqlite_with_rowid=False,
     ).create(connection)
@@ -261,16 +302,18 @@ def _check_table(
     existing = {column["name"]: column["type"] for column in inspector.get_columns(place.table)}
     primary = inspector.get_pk_constraint(place.table)["constrained_columns"]
     wanted = {*_OWN, *columns} if not is_empty else set(_OWN)
-    fix = "Change the transform, or migrate the table (rename it, and load again)."
+    another = "Load into another table; this one is not of this step's making."
     for name in sorted(wanted - set(existing)):
         raise place.refused(
             found=f"no column {name!r} in the table",
             wanted=f"the columns {sorted(wanted)}",
-            fix=fix,
+            fix=another
+            if name in _OWN
+            else _how_to_add(connection, place.table, columns[name], name),
         )
     if set(primary) != {"_tenant", *keys}:
         raise place.refused(
-            found=f"the primary key {primary}", wanted=f"{['_tenant', *keys]}", fix=fix
+            found=f"the primary key {primary}", wanted=f"{['_tenant', *keys]}", fix=another
         )
     if is_empty:
         return
@@ -278,15 +321,27 @@ def _check_table(
         raise place.refused(
             found=f"the column {name!r} in the table, which the data lacks",
             wanted=f"the columns {sorted(wanted)}",
-            fix=fix,
+            fix="Return it upstream, None for no value, or drop it from the table.",
         )
     for name, column in columns.items():
         if not fits(column, into=family_of_sql(existing[name])):
             raise place.refused(
                 found=f"column {name!r} of type {existing[name]} in the table",
                 wanted=f"one that holds {family_of_arrow(column.type)} ({column.type})",
-                fix=fix,
+                fix="Convert it upstream, or load it into a new column of another name.",
             )
+
+
+def _how_to_add(connection: sa.Connection, table: str, column: Any, name: str) -> str:
+    from tenant_pipelines.storage.sql_types import family_of_arrow, sql_type
+
+    family = family_of_arrow(column.type) or "nothing"
+    quoted = _quoter(connection)
+    type_ = "TEXT" if family == "nothing" else sql_type(family).compile(connection.dialect)
+    return (
+        f"Leave it out upstream, or add it to the warehouse, where older rows then have no value: "
+        f"ALTER TABLE {quoted(table)} ADD COLUMN {quoted(name)} {type_}."
+    )
 
 
 def _prepared(columns: Mapping[str, Any], place: Place) -> list[Any]:

@@ -117,11 +117,11 @@ def test_a_pipeline_that_loads_needs_a_warehouse(folder: FleetFolder) -> None:
     """Without one the load would fail after every extract was paid for."""
     folder.write_module(
         "from tenant_pipelines import Pipeline\n"
-        "from tenant_pipelines.fleet.pipeline import make_step\n"
+        "from tenant_pipelines.fleet.pipeline import Target, make_step\n"
         "def load(ctx): ...\n"
-        "pipeline = Pipeline([make_step(load, uses_ledger=True)])\n"
+        "pipeline = Pipeline([make_step(load, target=Target(table='t', key=('day',)))])\n"
     )
     message = folder.refused(folder.head() + SHARD, line=2)
     assert "Add warehouse: sqlite:///{state}/warehouse.db" in message
     fleet = folder.load(folder.head() + SHARD + "warehouse: sqlite:///{state}/w.db\n")
-    assert fleet.pipeline.uses_ledger
+    assert fleet.pipeline.loads

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tenant_pipelines import Pipeline, Retries, StepContext, step
 from tenant_pipelines.errors import InvalidPipeline, UnknownName
-from tenant_pipelines.fleet.pipeline import Step, make_step
+from tenant_pipelines.fleet.pipeline import Step, Target, make_step
 
 
 def named(name: str, *upstream: str, **rest: Any) -> Step:
@@ -261,10 +261,22 @@ def test_an_unknown_step_is_answered_with_the_known_ones() -> None:
         pipeline["extrct"]
 
 
-def test_a_pipeline_uses_the_ledger_when_one_step_does() -> None:
-    """It then needs a warehouse."""
-    assert not Pipeline([named("a")]).uses_ledger
-    assert Pipeline([named("a"), named("b", "a", uses_ledger=True)]).uses_ledger
+def test_a_pipeline_knows_its_loads_and_its_window() -> None:
+    """With a load it needs a warehouse; one window holds for every step that reads."""
+    load = named("b", "a", target=Target(table="t", key=("k",)))
+    read = named("c", window=lambda ctx: 1)
+    assert Pipeline([named("a")]).loads == ()
+    assert Pipeline([named("a")]).window_step is None
+    pipeline = Pipeline([load, named("a"), read])
+    assert pipeline.loads == (load,)
+    assert pipeline.window_step == read
+
+
+def test_two_loads_of_one_table_are_refused() -> None:
+    """A generation of one would delete rows of the other; SQL ignores the case of a name."""
+    targets = {"b": Target(table="T", key=("k",)), "c": Target(table="t", key=("k",))}
+    with pytest.raises(InvalidPipeline, match="'t' loaded by 'b' and 'c'"):
+        Pipeline([named("a"), *(named(name, "a", target=targets[name]) for name in targets)])
 
 
 def test_printing_a_pipeline_shows_its_order() -> None:

@@ -1,5 +1,6 @@
 """A load takes effect exactly once per generation, wherever the crash was, or not at all."""
 
+import contextlib
 import datetime
 import json
 import sqlite3
@@ -91,12 +92,87 @@ def test_a_new_generation_replaces_the_old_one(tmp_path: Path) -> None:
     ]
 
 
+def test_a_load_replaces_every_group_that_it_touches(tmp_path: Path) -> None:
+    """A row that the newest state of its day lacks is gone; other days and tenants stay."""
+    by_day = sql_load(table="daily", key=["hour", "day"], replaces=["day"])
+
+    def at(**hours: list[int]) -> pd.DataFrame:
+        pairs = [(hour, day) for day, times in hours.items() for hour in times]
+        return pd.DataFrame(pairs, columns=["hour", "day"])
+
+    by_day(context(tmp_path), transform=at(mon=[1, 2], tue=[1, 2]))
+    by_day(context(tmp_path, tenant="globex"), transform=at(tue=[1]))
+    by_day(context(tmp_path, cycle="2"), transform=at(tue=[3], wed=[1]))
+    assert rows(tmp_path) == {
+        *[("acme", "1", 1, "mon"), ("acme", "1", 2, "mon")],
+        *[("acme", "2", 3, "tue"), ("acme", "2", 1, "wed"), ("globex", "1", 1, "tue")],
+    }
+    by_day(context(tmp_path, cycle="2", generation=2), transform=at(tue=[4]))
+    by_day(context(tmp_path, cycle="3"), transform=at())
+    assert rows(tmp_path) == {
+        *[("acme", "1", 1, "mon"), ("acme", "1", 2, "mon")],
+        *[("acme", "2", 4, "tue"), ("globex", "1", 1, "tue")],
+    }
+    with sqlite3.connect(tmp_path / "warehouse.db") as connection:
+        query = "EXPLAIN QUERY PLAN DELETE FROM daily WHERE _tenant = 'a' AND day = 'b'"
+        ((*_, plan),) = connection.execute(query)
+    assert plan == "SEARCH daily USING PRIMARY KEY (_tenant=? AND day=?)"
+
+
+def test_a_load_may_replace_everything_of_its_tenant(tmp_path: Path) -> None:
+    """For a source that is read whole in every cycle: what it no longer has is gone."""
+    whole = sql_load(table="daily", key=["day"], replaces=[])
+    whole(context(tmp_path), transform=frame(mon=1, tue=2))
+    whole(context(tmp_path, tenant="globex"), transform=frame(mon=7))
+    whole(context(tmp_path, cycle="2"), transform=frame(tue=3))
+    assert rows(tmp_path) == {("acme", "2", "tue", 3), ("globex", "1", "mon", 7)}
+    whole(context(tmp_path, cycle="3"), transform=pd.DataFrame())
+    assert rows(tmp_path) == {("globex", "1", "mon", 7)}
+
+
+def test_a_table_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    """It would hold only what is new, and nobody would notice what it lacks."""
+    LOAD(context(tmp_path, to=1), transform=frame(mon=1))
+    with sqlite3.connect(tmp_path / "warehouse.db") as connection:
+        connection.execute("DROP TABLE daily")
+    before = dump(tmp_path)
+    with pytest.raises(WarehouseRefused, match=r"(?s)'daily'.*although its ledger.*--new-cycle"):
+        LOAD(context(tmp_path, cycle="2", after=1, to=2), transform=frame(tue=2))
+    assert dump(tmp_path) == before
+    # a load of nothing needs no table, and another fleet or step never had one
+    assert LOAD(context(tmp_path, cycle="2", after=1, to=2), transform=frame())["rows"] == 0
+    other = sql_load(table="daily", key=["day"], name="other")
+    assert other(context(tmp_path, step="other"), transform=frame(mon=1))["rows"] == 1
+
+
+def test_another_applications_file_is_left_as_it_is(tmp_path: Path) -> None:
+    """Not even its journal mode is changed."""
+    file = tmp_path / "warehouse.db"
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA application_id = 0x47504B47")
+        connection.execute("CREATE TABLE daily (a)")
+    before = file.read_bytes()
+    with pytest.raises(WarehouseRefused, match=r"(?s)'daily'.*application_id is 0x47504b47"):
+        LOAD(context(tmp_path), transform=frame(mon=1))
+    assert file.read_bytes() == before
+
+
+def test_another_applications_ledger_is_named(tmp_path: Path) -> None:
+    """A table of the ledger's name with other columns."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "warehouse.db")) as connection:
+        connection.execute("CREATE TABLE _tenant_pipelines_ledger (fleet, tenant)")
+    before = dump(tmp_path)
+    with pytest.raises(WarehouseRefused, match="_tenant_pipelines_ledger"):
+        LOAD(context(tmp_path), transform=frame(mon=1))
+    assert dump(tmp_path) == before
+
+
 def test_the_cursor_moves_with_the_data_and_never_back_to_nothing(tmp_path: Path) -> None:
     """A window without an end (no rows in the source) keeps the old cursor."""
     LOAD(context(tmp_path, to=41), transform=frame(mon=1))
-    assert ledger(tmp_path).cursor("acme") == 41
+    assert ledger(tmp_path).cursors("acme", ["load"]) == [41]
     LOAD(context(tmp_path, cycle="2"), transform=frame())
-    assert ledger(tmp_path).cursor("acme") == 41
+    assert ledger(tmp_path).cursors("acme", ["load"]) == [41]
 
 
 def test_every_type_is_stored_and_nothing_missing_is_invented(tmp_path: Path) -> None:
@@ -176,7 +252,10 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
 KEYED = "PRIMARY KEY (_tenant, day)"
 BAD_TABLES = {
     "no _cycle": (f"_tenant TEXT, day TEXT, n BIGINT, {KEYED}", "no column '_cycle'"),
-    "column lacks": (f"_tenant TEXT, _cycle TEXT, day TEXT, {KEYED}", "no column 'n'"),
+    "column lacks": (
+        f"_tenant TEXT, _cycle TEXT, day TEXT, {KEYED}",
+        r"ALTER TABLE \"?daily\"? ADD COLUMN \"?n\"? BIGINT",
+    ),
     "one more": (f"_tenant, _cycle, day TEXT, n BIGINT, m TEXT, {KEYED}", "the column 'm'"),
     "type": (f"_tenant TEXT, _cycle TEXT, day TEXT, n TEXT, {KEYED}", "'n' of type TEXT"),
     "no key": ("_tenant TEXT, _cycle TEXT, day TEXT, n BIGINT", r"the primary key \[\]"),
@@ -218,6 +297,9 @@ def test_a_key_that_is_none_is_refused_when_the_pipeline_is_built(key: Any) -> N
         sql_load(table="t", key=key)
     with pytest.raises(InvalidPipeline, match="table="):
         sql_load(table="_tenant_pipelines_ledger", key=["a"])
+    for replaces in ("day", ["n"]):
+        with pytest.raises(InvalidPipeline, match="replaces="):
+            sql_load(table="t", key=["day"], replaces=replaces)
 
 
 def test_a_table_of_nothing_but_its_key(tmp_path: Path) -> None:
@@ -335,7 +417,9 @@ def listen(point):
     if point == "commit":
         event.listen(sa.Engine, "commit", die)
     elif point == "returned":
-        event.listen(sa.pool.Pool, "checkin", die)
+        # the first connection to come back after the commit
+        listen_after = lambda *_: event.listen(sa.pool.Pool, "checkin", die)
+        event.listen(sa.Engine, "commit", listen_after)
     else:
         event.listen(sa.Engine, "after_cursor_execute", count)
 
@@ -386,4 +470,4 @@ def test_sigkill_anywhere_leaves_all_or_nothing(tmp_path: Path, generation: int)
             assert rows(died) == (new if took_effect else old), point
         assert json.loads((again / "output.json").read_text())[0] == output
         assert rows(again) == new, point
-        assert ledger(again).cursor("acme") == generation
+        assert ledger(again).cursors("acme", ["load"]) == [generation]
