@@ -9,8 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tenant_pipelines.errors import nearest
-from tenant_pipelines.fleet.context import Cursor, StepContext
+from tenant_pipelines.errors import InvalidPipeline, nearest
+from tenant_pipelines.fleet.context import Cursor, StepContext, Window, is_cursor
 from tenant_pipelines.fleet.pipeline import Retries, Step, make_step
 from tenant_pipelines.storage.engines import Place, reading_once
 
@@ -25,6 +25,7 @@ def sql_extract(
     table: str,
     tenant_column: str,
     cursor_column: str | None = None,
+    whole: Sequence[str] = (),
     columns: Sequence[str] | None = None,
     name: str = "extract",
     code_version: str | None = None,
@@ -39,9 +40,12 @@ def sql_extract(
         source: SQLAlchemy URL with ``{state}`` for the state folder, or a function that returns
             one, such as ``lambda ctx: ctx.settings["source"]``.
         table: name of a table or view.
-        tenant_column: holds the tenant's name.
+        tenant_column: holds the tenant's name, compared byte for byte.
         cursor_column: an insertion sequence; only rows in the window ``(after, to]`` are read.
-            Without it every cycle reads all rows.
+            Without it every cycle reads all rows. Rows must become visible in its order: a
+            transaction that commits after one with a higher number would be missed.
+        whole: columns of a group, such as ``["day"]``: each group with a row in the window is read
+            whole, up to ``window.to``, for results that one new row changes.
         columns: what to read; every column when None.
         name: of the step.
         code_version: see Step.
@@ -50,45 +54,111 @@ def sql_extract(
     Returns:
         A step that returns a DataFrame: integers as int64 (Int64 where NULL is allowed), floats as
         float64, text as str (objects before pandas 3), times as datetime64[us]. It raises
-        WarehouseRefused for a missing file, table or column, a cursor that is no number or text,
-        or a value that is not of its column's type.
+        WarehouseRefused for a missing file, table or column, a cursor that is no number or text
+        or is missing in a row, or a value that is not of its column's type.
+
+    Raises:
+        InvalidPipeline: ``whole`` without a cursor column.
     """
+    if isinstance(whole, str) or (whole and cursor_column is None):
+        raise InvalidPipeline(
+            place=f"sql_extract(table={table!r})",
+            found=f"whole={whole!r}, cursor_column={cursor_column!r}",
+            wanted="a list of columns, beside a cursor column",
+            fix="Without a cursor column every cycle reads all rows: leave whole out.",
+        )
 
     def extract(ctx: StepContext) -> Any:
         place = Place(table, ctx.tenant)
         with reading_once(_url(source, ctx), place) as connection:
             found = _reflected(connection, place)
             chosen = [_column(found, column, place) for column in columns or found.c.keys()]
-            query = sa.select(*chosen).where(_column(found, tenant_column, place) == ctx.tenant)
+            is_ours = _is_tenant(connection, _column(found, tenant_column, place), ctx.tenant)
+            query = sa.select(*chosen).where(is_ours)
             order = list(found.primary_key.columns) or chosen
             if cursor_column is not None:
                 cursor = _cursor(found, cursor_column, place)
-                end = ctx.window.to
-                query = query.where(sa.false() if end is None else cursor <= end)
-                if ctx.window.after is not None:
-                    query = query.where(cursor > ctx.window.after)
+                group = [_column(found, name, place) for name in whole]
+                query = _within(query, ctx.window, cursor, is_ours, group)
                 order = [cursor, *(column for column in order if column is not cursor)]
             return _frame(connection.execute(query.order_by(*order)), chosen, place)
 
-    def newest(ctx: StepContext) -> Cursor | None:
+    def end(ctx: StepContext) -> Cursor | None:
         place = Place(table, ctx.tenant)
         with reading_once(_url(source, ctx), place) as connection:
             found = _reflected(connection, place)
             cursor = _cursor(found, cursor_column or "", place)
-            value: Cursor | None = connection.scalar(
-                sa.select(sa.func.max(cursor)).where(
-                    _column(found, tenant_column, place) == ctx.tenant
+            is_ours = _is_tenant(connection, _column(found, tenant_column, place), ctx.tenant)
+            if cursor.nullable and connection.scalar(
+                sa.select(sa.literal(1)).where(is_ours, cursor.is_(None)).limit(1)
+            ):
+                raise place.refused(
+                    found=f"rows without a value in cursor column {cursor_column!r}",
+                    wanted="a value in every row: these would never be read",
+                    fix="Fill the column in, and declare it NOT NULL.",
                 )
-            )
-            return value
+            value = connection.scalar(sa.select(sa.func.max(cursor)).where(is_ours))
+            is_text = isinstance(cursor.type, sa.String)
+            if value is not None and (not is_cursor(value) or isinstance(value, str) != is_text):
+                raise place.refused(
+                    found=f"a {type(value).__name__} in cursor column {cursor_column!r}, which is "
+                    f"declared {cursor.type}",
+                    wanted="values of the declared type, which have one order",
+                    fix="Mend the row in the source.",
+                )
+            newest: Cursor | None = value
+            return newest
 
     return make_step(
         extract,
         name=name,
         code_version=code_version,
         retries=retries,
-        window=None if cursor_column is None else newest,
+        window=None if cursor_column is None else end,
         upstream=(),
+    )
+
+
+def _is_tenant(
+    connection: sa.Connection, column: sa.Column[Any], tenant: str
+) -> sa.ColumnElement[bool]:
+    if connection.dialect.name == "sqlite":
+        # whatever the column's collation: with NOCASE a tenant would get another one's rows
+        return column.collate("BINARY") == tenant
+    return column == tenant
+
+
+def _within(
+    query: sa.Select[Any],
+    window: Window,
+    cursor: sa.Column[Any],
+    is_ours: sa.ColumnElement[bool],
+    group: Sequence[sa.Column[Any]],
+) -> sa.Select[Any]:
+    """Return the query for the rows of a window, or for every group that it touches, up to its end.
+
+    Args:
+        query: of the tenant's rows.
+        window: what to read.
+        cursor: the column that the window counts in.
+        is_ours: the condition that a row is the tenant's.
+        group: columns of a group; none for the window's own rows.
+    """
+    if window.to is None:
+        return query.where(sa.false())
+    query = query.where(cursor <= window.to)
+    if window.after is None:
+        return query
+    if not group:
+        return query.where(cursor > window.after)
+    touched = (
+        sa.select(*group)
+        .where(is_ours, cursor <= window.to, cursor > window.after)
+        .distinct()
+        .subquery()
+    )
+    return query.join(
+        touched, sa.and_(*(column.is_not_distinct_from(touched.c[column.name]) for column in group))
     )
 
 

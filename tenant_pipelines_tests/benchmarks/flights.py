@@ -31,8 +31,8 @@ from tenant_pipelines_tests.storage.cells import context
 
 _PROCESSES = 4
 _QUERY = (
-    "SELECT year, month, day, origin, dest, dep_time, dep_delay, arr_delay FROM flights "
-    "WHERE carrier = ? ORDER BY flight_id"
+    "SELECT flight_id, year, month, day, origin, dest, dep_time, dep_delay, arr_delay FROM flights "
+    "WHERE carrier = ? ORDER BY seq"
 )
 _PLAIN = "plain.db"
 

@@ -7,9 +7,11 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 
 from tenant_pipelines.errors import WarehouseRefused
 from tenant_pipelines.fleet.file import load_fleet
@@ -45,13 +47,19 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def run_steps(state: Path, **where: Any) -> Any:
+    """Extract, transform and load one tenant's window, which ends at the source's newest row."""
+    assert extract.window
+    ctx = context(state, to=extract.window(context(state, **where)), **where)
+    return load(ctx, transform=transform(ctx, extract(ctx)))
+
+
 @pytest.fixture(scope="module")
 def warehouse(state: Path, fleet: Fleet) -> Iterator[pd.DataFrame]:
     """Run the three steps for every carrier, and return the loaded table."""
     for shard in fleet.shards.values():
         for carrier in shard.tenants:
-            where = context(state, tenant=carrier)
-            load(where, transform=transform(where, extract(where)))
+            run_steps(state, tenant=carrier)
     with contextlib.closing(sqlite3.connect(state / "warehouse.db")) as connection:
         yield pd.read_sql_query("SELECT * FROM daily_routes", connection)
 
@@ -111,9 +119,8 @@ def test_the_statistics_of_a_carrier_equal_plain_pandas(
 
 @pytest.mark.slow
 def test_another_cycle_merges_into_the_same_rows(state: Path, warehouse: pd.DataFrame) -> None:
-    """Every cycle reads all flights; the load replaces what it knows and duplicates nothing."""
-    where = context(state, tenant="OO", cycle="2")
-    load(where, transform=transform(where, extract(where)))
+    """The load replaces the days that it knows and duplicates nothing."""
+    run_steps(state, tenant="OO", cycle="2")
     with contextlib.closing(sqlite3.connect(state / "warehouse.db")) as connection:
         found = connection.execute(
             "SELECT _cycle, sum(flights) FROM daily_routes WHERE _tenant = 'OO' GROUP BY _cycle"
@@ -125,26 +132,42 @@ def test_another_cycle_merges_into_the_same_rows(state: Path, warehouse: pd.Data
 @pytest.mark.slow
 def test_an_airline_without_flights_is_an_empty_load(state: Path) -> None:
     """Zero rows go through all three steps."""
-    where = context(state, tenant="XX")
-    assert load(where, transform=transform(where, extract(where)))["rows"] == 0
+    assert run_steps(state, tenant="XX")["rows"] == 0
 
 
 @pytest.mark.slow
 def test_the_source_has_the_insertion_sequence_and_its_index(
     state: Path, data: pd.DataFrame
 ) -> None:
-    """flight_id is what an incremental extract can use as its cursor; values are the data set's."""
+    """Both ways to read a tenant's part have an index; values are the data set's."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, query: str, values: Any, *_rest: Any) -> None:
+        asked.append((query, values))
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        extract(context(state, tenant="UA", after=336_000, to=336_500))
+        extract(context(state, tenant="UA", to=336_500))
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
     with contextlib.closing(sqlite3.connect(state / "source.db")) as connection:
-        built = pd.read_sql_query("SELECT * FROM flights ORDER BY flight_id", connection)
-        plan = connection.execute(
-            "EXPLAIN QUERY PLAN SELECT * FROM flights WHERE carrier = 'UA' AND flight_id > 5 "
-            "ORDER BY flight_id"
-        ).fetchall()
-    assert built.pop("flight_id").tolist() == list(range(1, 336_777))
+        built = pd.read_sql_query("SELECT * FROM flights ORDER BY seq", connection)
+        steps = [
+            step[3]
+            for query, values in asked
+            if "FROM flights" in query
+            for step in connection.execute(f"EXPLAIN QUERY PLAN {query}", values)
+        ]
+    assert built["seq"].tolist() == built["flight_id"].tolist() == list(range(1, 336_777))
     pd.testing.assert_frame_equal(built[data.columns], data)
-    assert [row[3] for row in plan] == [
-        "SEARCH flights USING INDEX flights_by_carrier (carrier=? AND flight_id>?)"
+    searched = [step.split(" USING ")[1] for step in steps if step.startswith("SEARCH flights")]
+    assert searched == [
+        "COVERING INDEX flights_by_day (carrier=?)",
+        "INDEX flights_by_day (carrier=? AND year=? AND month=? AND day=? AND seq<?)",
+        "INDEX flights_by_carrier (carrier=? AND seq<?)",
     ]
+    assert not [step for step in steps if step.startswith("SCAN flights")]
 
 
 def test_without_the_data_set_the_error_says_what_to_install(
@@ -191,5 +214,5 @@ def test_sigkill_during_the_build_leaves_nothing_wrong(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     assert partial.exists()
     assert not (tmp_path / "source.db").exists()
-    assert len(extract(context(tmp_path, tenant="OO"))) == 32
+    assert len(extract(context(tmp_path, tenant="OO", to=10**9))) == 32
     assert not partial.exists()

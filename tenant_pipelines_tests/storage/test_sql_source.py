@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tenant_pipelines.errors import WarehouseRefused
+from tenant_pipelines.errors import InvalidPipeline, WarehouseRefused
 from tenant_pipelines.storage.sql_source import sql_extract
 from tenant_pipelines_tests.storage.cells import context
 
@@ -79,6 +79,66 @@ def test_the_window_is_half_open_and_pinned(state: Path) -> None:
         data = step(context(state, after=after, to=to))
         assert data["id"].tolist() == ids
     assert extract().window is None
+
+
+DAYS = """
+CREATE TABLE visits (seq INTEGER PRIMARY KEY, who TEXT, "day" TEXT, part INTEGER, n INTEGER);
+INSERT INTO visits VALUES
+  (1, 'acme', 'mon', NULL, 1), (2, 'acme', 'mon', 2, 2), (3, 'acme', 'tue', 1, 3),
+  (4, 'globex', 'mon', NULL, 4), (5, 'acme', 'mon', NULL, 5), (6, 'globex', 'tue', 1, 6),
+  (7, 'acme', 'wed', 1, 7), (8, 'acme', 'mon', NULL, 8);
+"""
+
+
+def test_a_group_that_the_window_touches_is_read_whole(tmp_path: Path) -> None:
+    """Up to the end of the window, the tenant's own rows only; no value is a value like others."""
+    with sqlite3.connect(tmp_path / "source.db") as connection:
+        connection.executescript(DAYS)
+    step = extract(table="visits", cursor_column="seq", whole=["day", "part"])
+    for after, to, read in [
+        (None, 7, [1, 2, 3, 5, 7]), (3, 7, [1, 5, 7]), (3, 6, [1, 5]), (5, 7, [7]),
+        (6, 8, [1, 5, 7, 8]), (8, 8, []), (8, 3, []), (8, None, []),
+    ]:  # fmt: skip
+        assert step(context(tmp_path, after=after, to=to))["seq"].tolist() == read, (after, to)
+    by_day = extract(table="visits", cursor_column="seq", whole=["day"], columns=["n"])
+    assert by_day(context(tmp_path, after=4, to=6))["n"].tolist() == [1, 2, 5]
+
+
+@pytest.mark.parametrize(
+    "options", [{"whole": ["day"]}, {"whole": "day", "cursor_column": "seq"}], ids=str
+)
+def test_groups_make_sense_with_a_cursor_only(options: dict[str, Any]) -> None:
+    """Said when the pipeline is built."""
+    with pytest.raises(InvalidPipeline, match="whole="):
+        extract(table="visits", **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("UPDATE plain SET n = NULL WHERE n = 2", "rows without a value in cursor column 'n'"),
+        ("UPDATE plain SET n = 'x' WHERE n = 2 OR n IS NULL", "a str in cursor column 'n'"),
+        ("UPDATE plain SET n = 1e999 WHERE n = 2 OR n IS NULL", "a float in cursor column 'n'"),
+    ],
+)
+def test_a_row_that_a_cursor_would_miss_is_refused(state: Path, change: str, says: str) -> None:
+    """A row without a place in the order would never be read."""
+    with sqlite3.connect(state / "source.db") as connection:
+        connection.execute(change)
+    step = extract(table="plain", cursor_column="n")
+    with pytest.raises(WarehouseRefused, match=f"'plain'.*'acme'.*{says}"):
+        step.window(context(state))
+
+
+def test_a_tenant_s_name_is_compared_exactly(tmp_path: Path) -> None:
+    """A column that ignores case would give one tenant's rows to another."""
+    with sqlite3.connect(tmp_path / "source.db") as connection:
+        connection.execute("CREATE TABLE n (who TEXT COLLATE NOCASE, id INTEGER PRIMARY KEY)")
+        connection.execute("INSERT INTO n VALUES ('acme', 1), ('Acme', 2)")
+    step = extract(table="n", cursor_column="id")
+    assert step(context(tmp_path, to=2))["id"].tolist() == [1]
+    assert step.window(context(tmp_path)) == 1
+    assert step.window(context(tmp_path, tenant="ACME")) is None
 
 
 def test_chosen_columns_in_the_chosen_order(state: Path) -> None:

