@@ -162,7 +162,7 @@ def _checked_name(path: Path, name: str, line: int) -> str:
             path=path,
             line=line,
             found=f"the tenant name {shortened(name)}: {problem}",
-            wanted="a name that Dagster can carry as a partition key",
+            wanted="one line of text that Dagster can carry as a partition key",
             fix="Rename the tenant.",
         )
     return name

@@ -35,7 +35,7 @@ def test_joined_identifiers_can_be_taken_apart(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["acme", " acme ", "a,b", "a..b", "a/b", "日本", "x" * 255, "[a]", "😀", "\u2028"]
+    "name", ["acme", " acme ", "a,b", "a..b", "a/b", "日本", "x" * 255, "[a]", "😀"]
 )
 def test_tenant_names_are_free_text(name: str) -> None:
     """Customers choose their names."""
@@ -52,6 +52,8 @@ def test_tenant_names_are_free_text(name: str) -> None:
         ("\0", "control"),
         ("\x85", "control"),
         ("\x9f", "control"),
+        ("a\u2028b", "separator"),
+        ("\u2029", "separator"),
         ("\ud800", "surrogate"),
         ("x" * 256, "256 bytes"),
         ("é" * 128, "256 bytes"),
