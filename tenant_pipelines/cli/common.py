@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -87,10 +87,17 @@ def chosen_shards(fleet: Fleet, shards: list[str] | None, tenants: list[str] | N
     return [name for name in fleet.shards if name in chosen]
 
 
+def plain_console(*, file: IO[str] | None = None, width: int | None = None) -> Console:
+    """Return a console that prints names as they are: ``[a]`` is no markup, ``:key:`` no emoji."""
+    return Console(
+        file=file, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
+    )
+
+
 def wide_console() -> Console:
     """Return a console on stdout that never cuts a table short where nobody looks at its width."""
-    console = Console(soft_wrap=True)
-    return console if console.is_terminal else Console(soft_wrap=True, width=400)
+    console = plain_console()
+    return console if console.is_terminal else plain_console(width=1000)
 
 
 def print_json(document: dict[str, Any]) -> None:

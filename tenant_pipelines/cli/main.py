@@ -1,6 +1,7 @@
 """``tenant-pipelines``: one command line for running, looking and mending."""
 
 import importlib.metadata
+import io
 import sys
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from tenant_pipelines.cli.journal import journal_app
 from tenant_pipelines.cli.maintain import doctor, sync
 from tenant_pipelines.cli.run import run
 from tenant_pipelines.cli.show import plan, status, why
+from tenant_pipelines.cli.verify import verify
 from tenant_pipelines.errors import TenantPipelinesError
 
 
@@ -49,6 +51,7 @@ app.command()(why)
 app.command()(status)
 app.command()(sync)
 app.command()(doctor)
+app.command()(verify)
 app.add_typer(journal_app, name="journal")
 app.add_typer(demo_app, name="demo")
 
@@ -65,6 +68,10 @@ def with_optional_values(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     """Run the command line; a user's mistake prints one message and exits with 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # JSON is UTF-8, and a name that the locale cannot print must not end a command
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         app(args=with_optional_values(sys.argv[1:]))
     except TenantPipelinesError as error:

@@ -105,15 +105,14 @@ def print_outcomes(outcomes: Collection[ShardOutcome], console: Console) -> None
         if outcome.view.damage is not None
     ]
     for line in lines[:_MOST_LINES]:
-        console.print(line, markup=False, highlight=False)
+        console.print(line)
     if len(lines) > _MOST_LINES:
-        console.print(f"… and {len(lines) - _MOST_LINES} more; status --json has all", markup=False)
+        console.print(f"… and {len(lines) - _MOST_LINES} more; status --json has all")
     left = sum(sum(_not_done_counts(outcome.view)) for outcome in outcomes)
     console.print(
         f"total: {sum(outcome.ran for outcome in outcomes)} ran, "
         f"{sum(outcome.skipped for outcome in outcomes)} skipped"
         + (f", {left} not done" if left else ""),
-        markup=False,
     )
 
 

@@ -127,7 +127,8 @@ class RunProgress:
             for cell, error in progress.failed.items():
                 if (shard, cell) not in self._told:
                     self._told.add((shard, cell))
-                    self._console.print(f"{shard}: {cell} failed: {error}", markup=False)
+                    line = f"{shard}: {cell} failed: {error}"
+                    self._console.print(line, markup=False, emoji=False)
         if self._console.is_terminal:
             for shard, task in self._tasks.items():
                 progress = self._shards[shard]
@@ -139,4 +140,4 @@ class RunProgress:
         if done != self._told_done and (is_last or now - self._told_at >= _LINE_SECONDS):
             self._told_at, self._told_done = now, done
             total = sum(progress.total for progress in self._shards.values())
-            self._console.print(f"{done} of {total} cells done", markup=False)
+            self._console.print(f"{done} of {total} cells done")

@@ -22,6 +22,7 @@ from tenant_pipelines.cli.common import (
     TenantOption,
     chosen_shards,
     fleet_of,
+    plain_console,
     print_json,
     wide_console,
 )
@@ -111,10 +112,10 @@ def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: 
     home = find_home(fleet, environ=os.environ, cwd=Path.cwd())
     log = fleet.state / "logs" / f"{request.root}.log"
     with _output_to(log) as console:
-        console.print(f"DAGSTER_HOME: {home.path} ({home.origin})", markup=False)
+        console.print(f"DAGSTER_HOME: {home.path} ({home.origin})")
         instance = open_instance(home)
         for ended in end_dead_runs(instance, fleet):
-            console.print(f"run {ended} had died: marked failed, its slots freed", markup=False)
+            console.print(f"run {ended} had died: marked failed, its slots freed")
         if not todo:
             log.unlink()
             return True
@@ -135,8 +136,8 @@ def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: 
             log.unlink()
             return True
         for error in verdict.errors:
-            console.print(error.strip()[-_ERROR_CHARACTERS:], markup=False, highlight=False)
-        console.print(f"what Dagster and the steps printed: {log}", markup=False)
+            console.print(error.strip()[-_ERROR_CHARACTERS:])
+        console.print(f"what Dagster and the steps printed: {log}")
         return False
 
 
@@ -163,8 +164,9 @@ def _output_to(path: Path) -> Iterator[Console]:
     try:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        with os.fdopen(os.dup(stderr), "w") as terminal:
-            yield Console(file=terminal, soft_wrap=True)
+        copy = os.fdopen(os.dup(stderr), "w", encoding="utf-8", errors="backslashreplace")
+        with copy as terminal:
+            yield plain_console(file=terminal)
     finally:
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -99,15 +100,15 @@ def _print_plan(views: list[ShardView]) -> None:
     told: set[str] = set()
     for view in views:
         if view.damage is not None:
-            console.print(f"{view.shard}: damaged: {view.damage}", markup=False)
+            console.print(f"{view.shard}: damaged: {view.damage}")
         for cell in view.cells:
             if cell.detail and cell.detail not in told:
                 told.add(cell.detail)
-                console.print(f"{cell.tenant}: {cell.detail}", markup=False)
+                console.print(f"{cell.tenant}: {cell.detail}")
     if counts.keys() == {(Action.SKIP, Reason.DONE)}:
         console.print("nothing to run")
     for (action, reason), count in sorted(counts.items()):
-        console.print(f"{count} to {action.value}: {reason.value}", markup=False)
+        console.print(f"{count} to {action.value}: {reason.value}")
 
 
 def why(
@@ -120,16 +121,20 @@ def why(
     """Say in one line what a run would do with one cell, and why.
 
     Example: tenant-pipelines why shard_2 umbrella transform --fleet tenant_shards
+
+    A tenant whose name begins with - comes after --, and the options before it:
+    tenant-pipelines why --json -- shard_2 -x transform
     """
     loaded = fleet_of(fleet)
     loaded.pipeline[step]
     home = loaded.shard_of(tenant).name
     if loaded.shard(shard).name != home:
+        right = shlex.join([*(["--"] if tenant.startswith("-") else []), home, tenant, step])
         raise InvalidRequest(
             place="why",
             found=f"tenant {tenant!r}, which is in shard {home!r}",
             wanted=f"a tenant of {shard}",
-            fix=f"Run: tenant-pipelines why {home} {tenant} {step}",
+            fix=f"Run: tenant-pipelines why {right}",
         )
     reader = FleetReader(loaded, environ=os.environ)
     view = reader.shard(shard, Request(root="", tenants=[tenant]))
@@ -241,7 +246,7 @@ def _print_status(views: list[ShardView], oldest: str | None) -> None:
     shown = 0
     for view in views:
         if view.damage is not None:
-            console.print(f"{view.shard}: {view.damage}", markup=False)
+            console.print(f"{view.shard}: {view.damage}")
         for tenant, cells in _by_tenant(view).items():
             for cell in cells:
                 is_news = view.status is not ShardStatus.NOT_STARTED and shown < _MOST_ROWS
@@ -253,7 +258,6 @@ def _print_status(views: list[ShardView], oldest: str | None) -> None:
                 console.print(
                     f"{view.shard} {tenant} {cell.step}: {cell.state.value}{reason}"
                     + (f": {because}" if because else ""),
-                    markup=False,
                 )
             if _is_stale(cells, oldest):
-                console.print(f"{view.shard} {tenant}: stale", markup=False)
+                console.print(f"{view.shard} {tenant}: stale")
