@@ -4,7 +4,6 @@ A chain that has to wait (for its lease, for a retry) says for how long and give
 The completion of one cell and the start of the next share a commit.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from tenant_pipelines.engine.opening import (
 )
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, plan_tenant
 from tenant_pipelines.engine.ports import has_artifact
+from tenant_pipelines.engine.step_context import context_of
 from tenant_pipelines.engine.step_guard import describe_failure, guarded
 from tenant_pipelines.engine.work import (
     CellCompleted,
@@ -45,7 +45,6 @@ from tenant_pipelines.storage.output import StoredOutput
 
 _LEASE_WAIT_SECONDS = 0.02
 _LONGEST_LEASE_WAIT_SECONDS = 0.25
-_log = logging.getLogger("tenant_pipelines.step")
 
 
 class Chain:
@@ -246,23 +245,13 @@ class Chain:
         )
 
     def _context(self, attempt: Attempt, window: Window, inputs: dict[str, str]) -> StepContext:
-        facts = {"shard": attempt.shard, "tenant": attempt.tenant, "step": attempt.step}
-        return StepContext(
-            fleet=self._work.fleet.name,
-            shard=attempt.shard,
-            tenant=attempt.tenant,
-            settings=self._resolved.settings,
-            cycle=attempt.cycle,
-            step=attempt.step,
-            generation=attempt.generation,
-            attempt=attempt.attempt,
+        return context_of(
+            self._work.fleet,
+            attempt,
+            self._resolved.settings,
             window=window,
-            log=logging.LoggerAdapter(
-                _log, {**facts, "attempt": attempt.attempt, "run_id": self._work.run_id}
-            ),
-            state=self._work.fleet.state,
-            warehouse=self._work.fleet.warehouse,
             inputs=inputs,
+            run_id=self._work.run_id,
         )
 
     def _pin_window(self, attempt: Attempt) -> dict[str, Any]:

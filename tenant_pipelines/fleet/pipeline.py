@@ -333,6 +333,14 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"Pipeline({' → '.join(self._by_name)})"
 
+    def upstream_of(self, name: str) -> frozenset[str]:
+        """Return every step that the step ``name`` depends on, itself left out."""
+        reached = {name}
+        for entry in reversed(self.steps):
+            if entry.name in reached:
+                reached.update(entry.upstream)
+        return frozenset(reached - {name})
+
     def downstream_of(self, names: Iterable[str]) -> frozenset[str]:
         """Return every step that depends on one of ``names``, those left out."""
         start = frozenset(names)

@@ -106,6 +106,13 @@ class Ledger:
         cursor: Cursor | None = None if text is None else json.loads(text)
         return cursor
 
+    def newest_in(self, connection: sa.Connection, *, tenant: str, step: str) -> LedgerRow | None:
+        """Return a load's newest row, as seen by an open transaction; None without any."""
+        if not sa.inspect(connection).has_table(TABLE):
+            return None
+        rows = self._select(connection, _table.c.tenant == tenant, _table.c.step == step)
+        return rows[-1] if rows else None
+
     def has_loaded(self, connection: sa.Connection, *, step: str, table: str) -> bool:
         """Tell whether a load of any tenant put rows into a table, after ``settled_by``."""
         query = sa.select(_table.c.output).where(

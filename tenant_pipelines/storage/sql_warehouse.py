@@ -9,7 +9,7 @@ differ is refused, apart from the conversions that ``sql_types`` names.
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -19,11 +19,14 @@ from tenant_pipelines.fleet.pipeline import Retries, Step, Target, make_step
 from tenant_pipelines.storage.engines import Place, shown, writing
 from tenant_pipelines.storage.ledger import TABLE as LEDGER_TABLE
 from tenant_pipelines.storage.ledger import Ledger, LedgerRow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_OWN = ("_tenant", "_cycle")
+from tenant_pipelines.storage.sql_tables import (
+    OWN,
+    check_table,
+    checked_columns,
+    create_table,
+    prepared_columns,
+    quoter,
+)
 
 
 def sql_load(
@@ -57,7 +60,7 @@ def sql_load(
         InvalidPipeline: the table's name, the key or the group cannot be used.
     """
     keys = [key] if isinstance(key, str) else list(key)
-    if isinstance(key, str) or not keys or len(set(keys)) < len(keys) or set(keys) & set(_OWN):
+    if isinstance(key, str) or not keys or len(set(keys)) < len(keys) or set(keys) & set(OWN):
         raise InvalidPipeline(
             place=f"sql_load(table={table!r})",
             found=f"key={key!r}",
@@ -104,9 +107,9 @@ def _load(ctx: StepContext, target: Target, *, upstream: str, value: Any) -> dic
             wanted="warehouse: in the fleet file",
             fix="Write warehouse: sqlite:///{state}/warehouse.db there.",
         )
-    columns = _checked(value, keys, place)
+    columns = checked_columns(value, keys, place)
     rows = len(value)
-    prepared = _prepared(columns, place) if rows else []
+    prepared = prepared_columns(columns, place) if rows else []
     ledger = Ledger(ctx.warehouse, ctx.fleet)
     with writing(ctx.warehouse, place) as connection:
         settled = ledger.settled_by(connection, tenant=ctx.tenant, step=ctx.step, cycle=ctx.cycle)
@@ -115,11 +118,11 @@ def _load(ctx: StepContext, target: Target, *, upstream: str, value: Any) -> dic
             return effect
         exists = sa.inspect(connection).has_table(table)
         if exists:
-            _check_table(connection, columns, keys, place, is_empty=rows == 0)
+            check_table(connection, columns, keys, place, is_empty=rows == 0)
         elif rows:
             if ledger.has_loaded(connection, step=ctx.step, table=table):
                 raise _table_is_gone(ctx, place)
-            _create_table(connection, columns, target, place)
+            create_table(connection, columns, target, place)
         if exists:
             _delete_replaced(connection, ctx, target, dict(zip(columns, prepared, strict=False)))
         if rows:
@@ -158,7 +161,7 @@ def _delete_replaced(
     connection: sa.Connection, ctx: StepContext, target: Target, prepared: Mapping[str, Any]
 ) -> None:
     """Delete what this load replaces: an earlier generation's rows, and the groups it touches."""
-    quoted = _quoter(connection)
+    quoted = quoter(connection)
     delete = f"DELETE FROM {quoted(target.table)} WHERE _tenant = ?"  # noqa: S608  (quoted)
     if ctx.generation > 1:
         connection.exec_driver_sql(f"{delete} AND _cycle = ?", (ctx.tenant, ctx.cycle))
@@ -197,172 +200,6 @@ def _effect_of(
     return same[0] if same else None
 
 
-def _checked(value: Any, keys: list[str], place: Place) -> "dict[str, pa.ChunkedArray[Any]]":
-    """Return the columns of a DataFrame that can be loaded, NaN as null."""
-    import pandas as pd
-
-    from tenant_pipelines.storage.frame import UnstorableFrame, to_table
-    from tenant_pipelines.storage.sql_types import family_of_arrow, without_nan
-
-    if not isinstance(value, pd.DataFrame):
-        raise place.refused(
-            found=f"a {type(value).__name__}", wanted="a DataFrame", fix="Return one upstream."
-        )
-    try:
-        data = to_table(value.reset_index(drop=True))
-    except UnstorableFrame as error:
-        raise place.refused(
-            found=error.facts["found"], wanted=error.facts["wanted"], fix="Convert it upstream."
-        ) from error
-    columns = {
-        name: without_nan(column)
-        for name, column in zip(data.column_names, data.columns, strict=True)
-    }
-    if not len(value):
-        return columns
-    folded = {name.casefold() for name in columns}
-    for name, column in columns.items():
-        if not name or "\0" in name or name.casefold() in _OWN or len(folded) < len(columns):
-            raise place.refused(
-                found=f"the columns {list(columns)}",
-                wanted="names that differ in more than case, none of them _tenant, _cycle or empty",
-                fix="Rename columns upstream.",
-            )
-        if family_of_arrow(column.type) is None:
-            raise place.refused(
-                found=f"column {name!r} of type {column.type}",
-                wanted="numbers, booleans, strings, bytes, dates or times",
-                fix="Convert it upstream, for example to a string.",
-            )
-    for name in keys:
-        if name not in columns:
-            is_level = name in value.index.names
-            raise place.refused(
-                found=f"no column {name!r} in the data{', but an index level' * is_level}",
-                wanted=f"the key columns {keys}",
-                fix="Call reset_index() upstream." if is_level else "Return it upstream.",
-            )
-        if columns[name].null_count:
-            raise place.refused(
-                found=f"{columns[name].null_count} rows without a value in key column {name!r}",
-                wanted="a value in every key column",
-                fix="Fill or drop these rows upstream.",
-            )
-    twice = value.duplicated(keys)
-    if twice.any():
-        example = value.loc[twice.to_numpy(), keys].iloc[0].to_dict()
-        raise place.refused(
-            found=f"{int(twice.sum())} rows with a key that came before, such as {example}",
-            wanted=f"each {keys} once in a load",
-            fix="Aggregate or drop duplicates upstream.",
-        )
-    return columns
-
-
-def _create_table(
-    connection: sa.Connection, columns: Mapping[str, Any], target: Target, place: Place
-) -> None:
-    from tenant_pipelines.storage.sql_types import family_of_arrow, sql_type
-
-    made = []
-    for name, column in columns.items():
-        family = family_of_arrow(column.type)
-        if family is None or family == "nothing":
-            raise place.refused(
-                found=f"column {name!r} without any value or type",
-                wanted="a typed column when the table is made",
-                fix='Give it a dtype upstream, for example astype("str") or astype("Int64").',
-            )
-        made.append(sa.Column(name, sql_type(family), primary_key=name in target.key))
-    sa.Table(
-        place.table,
-        sa.MetaData(),
-        sa.Column("_tenant", sa.Text, nullable=False),
-        sa.Column("_cycle", sa.Text, nullable=False),
-        *(sa.Column(column.name, column.type, nullable=not column.primary_key) for column in made),
-        # the groups first, so that replacing one reads no other
-        sa.PrimaryKeyConstraint("_tenant", *dict.fromkeys([*(target.replaces or ()), *target.key])),
-        # the rows of one tenant lie side by side: replacing a generation reads nobody else's
-        sqlite_with_rowid=False,
-    ).create(connection)
-
-
-def _check_table(
-    connection: sa.Connection,
-    columns: Mapping[str, Any],
-    keys: list[str],
-    place: Place,
-    *,
-    is_empty: bool,
-) -> None:
-    """Refuse an existing table that this load cannot merge into."""
-    from tenant_pipelines.storage.sql_types import family_of_arrow, family_of_sql, fits
-
-    inspector = sa.inspect(connection)
-    existing = {column["name"]: column["type"] for column in inspector.get_columns(place.table)}
-    primary = inspector.get_pk_constraint(place.table)["constrained_columns"]
-    wanted = {*_OWN, *columns} if not is_empty else set(_OWN)
-    another = "Load into another table; this one is not of this step's making."
-    for name in sorted(wanted - set(existing)):
-        raise place.refused(
-            found=f"no column {name!r} in the table",
-            wanted=f"the columns {sorted(wanted)}",
-            fix=another
-            if name in _OWN
-            else _how_to_add(connection, place.table, columns[name], name),
-        )
-    if set(primary) != {"_tenant", *keys}:
-        raise place.refused(
-            found=f"the primary key {primary}", wanted=f"{['_tenant', *keys]}", fix=another
-        )
-    if is_empty:
-        return
-    for name in sorted(set(existing) - wanted):
-        raise place.refused(
-            found=f"the column {name!r} in the table, which the data lacks",
-            wanted=f"the columns {sorted(wanted)}",
-            fix="Return it upstream, None for no value, or drop it from the table.",
-        )
-    for name, column in columns.items():
-        if not fits(column, into=family_of_sql(existing[name])):
-            raise place.refused(
-                found=f"column {name!r} of type {existing[name]} in the table",
-                wanted=f"one that holds {family_of_arrow(column.type)} ({column.type})",
-                fix="Convert it upstream, or load it into a new column of another name.",
-            )
-
-
-def _how_to_add(connection: sa.Connection, table: str, column: Any, name: str) -> str:
-    from tenant_pipelines.storage.sql_types import family_of_arrow, sql_type
-
-    family = family_of_arrow(column.type) or "nothing"
-    quoted = _quoter(connection)
-    type_ = "TEXT" if family == "nothing" else sql_type(family).compile(connection.dialect)
-    return (
-        f"Leave it out upstream, or add it to the warehouse, where older rows then have no value: "
-        f"ALTER TABLE {quoted(table)} ADD COLUMN {quoted(name)} {type_}."
-    )
-
-
-def _prepared(columns: Mapping[str, Any], place: Place) -> list[Any]:
-    """Return the columns' values as SQL holds them."""
-    import pyarrow as pa
-
-    from tenant_pipelines.storage.sql_types import storable
-
-    prepared = []
-    for name, column in columns.items():
-        try:
-            prepared.append(storable(column))
-        except pa.ArrowInvalid as error:
-            raise place.refused(
-                found=f"a value in column {name!r} that SQL cannot hold exactly ({error})",
-                wanted="integers of 64 bit with sign, times in whole microseconds",
-                fix="Convert the column upstream.",
-            ) from error
-    return prepared
-
-
 def _upsert(
     connection: sa.Connection,
     ctx: StepContext,
@@ -374,8 +211,8 @@ def _upsert(
 ) -> None:
     from tenant_pipelines.storage.sql_types import rows_of
 
-    quoted = _quoter(connection)
-    names = [*_OWN, *names]
+    quoted = quoter(connection)
+    names = [*OWN, *names]
     unique = ["_tenant", *keys]
     changed = [f"{quoted(name)} = excluded.{quoted(name)}" for name in names if name not in unique]
     statement = (
@@ -385,7 +222,3 @@ def _upsert(
     )
     for rows in rows_of(prepared, constants=(ctx.tenant, ctx.cycle)):
         connection.exec_driver_sql(statement, rows)
-
-
-def _quoter(connection: sa.Connection) -> Any:
-    return connection.dialect.identifier_preparer.quote_identifier
