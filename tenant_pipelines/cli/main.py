@@ -13,8 +13,6 @@ from tenant_pipelines.cli.journal import journal_app
 from tenant_pipelines.cli.maintain import doctor, sync
 from tenant_pipelines.cli.run import run
 from tenant_pipelines.cli.show import plan, status, why
-from tenant_pipelines.cli.verify import verify
-from tenant_pipelines.cli.verify import verify
 from tenant_pipelines.errors import TenantPipelinesError
 
 
@@ -52,8 +50,6 @@ app.command()(why)
 app.command()(status)
 app.command()(sync)
 app.command()(doctor)
-app.command()(verify)
-app.command()(verify)
 app.add_typer(journal_app, name="journal")
 app.add_typer(demo_app, name="demo")
 
