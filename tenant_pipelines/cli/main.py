@@ -13,6 +13,7 @@ from tenant_pipelines.cli.journal import journal_app
 from tenant_pipelines.cli.maintain import doctor, sync
 from tenant_pipelines.cli.run import run
 from tenant_pipelines.cli.show import plan, status, why
+from tenant_pipelines.cli.verify import verify
 from tenant_pipelines.errors import TenantPipelinesError
 
 
@@ -50,6 +51,7 @@ app.command()(why)
 app.command()(status)
 app.command()(sync)
 app.command()(doctor)
+app.command()(verify)
 app.add_typer(journal_app, name="journal")
 app.add_typer(demo_app, name="demo")
 
