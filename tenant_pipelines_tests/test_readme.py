@@ -38,7 +38,7 @@ def test_what_runs_leave_behind_is_ignored_by_git() -> None:
     if not (_ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     left = [
-        ".tmp_dagster_home_x1/storage/a", ".tenant_pipelines/flights/source.db", "history/runs.db",
+        ".tmp_dagster_home_x1/storage/a", ".tenant_pipelines/flights/flights.db", "history/runs.db",
         "schedules/schedules.db", "storage/a/b", "logs/a", ".logs_queue/a", ".venv/bin/python",
     ]  # fmt: skip
     for path in left:
@@ -90,7 +90,7 @@ def test_every_command_is_in_the_readme() -> None:
     commands = {
         command.callback.__name__ for command in app.registered_commands if command.callback
     }
-    assert {"run", "plan", "why", "status", "sync", "doctor"} == commands
+    assert {"run", "plan", "why", "status", "verify", "sync", "doctor", "prune"} == commands
     for name in (
         *commands,
         "journal show",

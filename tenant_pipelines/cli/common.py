@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -92,6 +94,28 @@ def plain_console(*, file: IO[str] | None = None, width: int | None = None) -> C
     return Console(
         file=file, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
     )
+
+
+def age_of(written: str, option: str) -> timedelta:
+    """Return an age such as ``24h`` or ``30d``, some 300 years at most.
+
+    Args:
+        written: what the user gave.
+        option: the option's name, for the error.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    matched = re.fullmatch(r"(\d+)([smhd])", written, re.ASCII)
+    if matched is None:
+        raise InvalidRequest(
+            place=option,
+            found=repr(written),
+            wanted="a number and s, m, h or d, such as 24h",
+            fix="Write it like that.",
+        )
+    seconds = int(matched[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[matched[2]]
+    return timedelta(seconds=min(seconds, 10**10))
 
 
 def wide_console() -> Console:

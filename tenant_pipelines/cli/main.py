@@ -11,6 +11,7 @@ from tenant_pipelines.cli.common import USAGE
 from tenant_pipelines.cli.demo import demo_app
 from tenant_pipelines.cli.journal import journal_app
 from tenant_pipelines.cli.maintain import doctor, sync
+from tenant_pipelines.cli.prune import prune
 from tenant_pipelines.cli.run import run
 from tenant_pipelines.cli.show import plan, status, why
 from tenant_pipelines.cli.verify import verify
@@ -52,6 +53,7 @@ app.command()(status)
 app.command()(sync)
 app.command()(doctor)
 app.command()(verify)
+app.command()(prune)
 app.add_typer(journal_app, name="journal")
 app.add_typer(demo_app, name="demo")
 

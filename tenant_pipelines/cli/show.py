@@ -1,9 +1,8 @@
 """``plan``, ``why`` and ``status``: what would run and why, and how the newest cycle stands."""
 
 import os
-import re
 import shlex
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from tenant_pipelines.cli.common import (
     ShardOption,
     StepOption,
     TenantOption,
+    age_of,
     chosen_shards,
     fleet_of,
     print_json,
@@ -184,16 +184,7 @@ def status(
 
 
 def _oldest(age: str | None) -> str | None:
-    if age is None:
-        return None
-    matched = re.fullmatch(r"(\d+)([smhd])", age)
-    if matched is None:
-        raise InvalidRequest(
-            place="--stale-after", found=repr(age), wanted="a number and s, m, h or d, such as 24h",
-            fix="Write it like that.",
-        )  # fmt: skip
-    seconds = int(matched[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[matched[2]]
-    return instant(datetime.now(UTC) - timedelta(seconds=min(seconds, 10**10)))
+    return None if age is None else instant(datetime.now(UTC) - age_of(age, "--stale-after"))
 
 
 def _by_tenant(view: ShardView) -> dict[str, list[CellView]]:

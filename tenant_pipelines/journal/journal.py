@@ -6,32 +6,18 @@ a lone thread pays no hand-over. Reading never blocks writing (WAL).
 """
 
 import contextlib
-import functools
 import itertools
 import os
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, cast
 
-from sqlalchemy import (
-    Dialect,
-    PoolProxiedConnection,
-    and_,
-    bindparam,
-    exists,
-    func,
-    insert,
-    literal_column,
-    not_,
-    select,
-)
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.sql.expression import ClauseElement
+from sqlalchemy import PoolProxiedConnection
 
 from tenant_pipelines.errors import EntryRefused, JournalUnusable
 from tenant_pipelines.journal import sqlite_file
@@ -45,7 +31,23 @@ from tenant_pipelines.journal.entries import (
     instant,
 )
 from tenant_pipelines.journal.fold import Cycle
-from tenant_pipelines.journal.schema import entries
+from tenant_pipelines.journal.schema import pruned
+from tenant_pipelines.journal.statements import CREATE_PRUNED, statements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What was deleted from a journal so far.
+
+    Attributes:
+        cycles: names of the cycles that entries were deleted from.
+        entries: how many.
+        seqs: the sum of their seqs.
+    """
+
+    cycles: frozenset[str] = frozenset()
+    entries: int = 0
+    seqs: int = 0
 
 
 @dataclass(slots=True)
@@ -57,74 +59,6 @@ class _Ticket:
     error: BaseException | None = None
     leads: bool = False
     wake: threading.Lock = field(default_factory=threading.Lock)
-
-
-class _Statements:
-    """The statements of a journal, written once and compiled for one dialect.
-
-    They run on the driver's own cursor: at some 20 µs against 100 µs, the cost of a cell is the
-    commit and not the way to it.
-    """
-
-    def __init__(self, dialect: Dialect) -> None:
-        columns = [entries.c[column.name] for column in entries.columns]
-        every = select(*columns).order_by(entries.c.seq)
-        tenant = entries.c.tenant == bindparam("tenant")
-        cycle = entries.c.cycle == bindparam("cycle")
-        self._dialect = dialect
-        self.insert = self._text(insert(entries))
-        self.last_seq = self._text(select(func.max(entries.c.seq)))
-        self.all = self._text(every)
-        after = entries.c.seq > bindparam("after_seq")
-        # "+" keeps SQLite from the primary key, by which it would read every entry since
-        # (https://www.sqlite.org/optoverview.html#disqualifying_where_clause_terms_using_unary_)
-        self.cycles = self._text(
-            select(*columns)
-            .where(
-                entries.c.kind == literal_column("'cycle_opened'"),
-                literal_column("+entries.seq") > bindparam("after_seq"),
-            )
-            .order_by(literal_column("+entries.seq"))
-        )
-        self.completions = self._text(
-            every.where(entries.c.kind == literal_column("'completed'"), tenant)
-        )
-        self.of_cycle = self._text(
-            select(*columns)
-            .where(cycle, entries.c.tenant != literal_column("''"))
-            .order_by(entries.c.tenant, entries.c.seq)
-        )
-        ended = entries.alias("ended")
-        has_completed = exists().where(
-            ended.c.kind == literal_column("'completed'"),
-            ended.c.tenant == entries.c.tenant,
-            ended.c.cycle == entries.c.cycle,
-            ended.c.step == entries.c.step,
-            ended.c.generation == entries.c.generation,
-            ended.c.item == literal_column("''"),
-        )
-        self.outcomes = self._text(
-            select(*columns)
-            .where(
-                cycle,
-                entries.c.tenant != literal_column("''"),
-                not_(and_(entries.c.kind == literal_column("'started'"), has_completed)),
-            )
-            .order_by(entries.c.tenant, entries.c.seq)
-        )
-        self.of_tenant = self._text(every.where(cycle, tenant, after))
-        self.after = self._text(every.where(after))
-        self.tenants = self._text(
-            select(entries.c.tenant).where(entries.c.tenant != literal_column("''")).distinct()
-        )
-
-    def _text(self, statement: ClauseElement) -> str:
-        return str(statement.compile(dialect=self._dialect))
-
-
-@functools.cache
-def _statements() -> _Statements:
-    return _Statements(sqlite.dialect())
 
 
 def _utc_now() -> datetime:
@@ -166,7 +100,7 @@ class Journal:
         self._pending: list[_Ticket] = []
         self._is_led = False
         self._failure: JournalUnusable | None = None
-        self._statements = _statements()
+        self._statements = statements()
         self._writer: sqlite3.Connection | None = None
         self._connections: list[PoolProxiedConnection] = []
         self._local = threading.local()
@@ -322,6 +256,65 @@ class Journal:
         # refused: another process opened it between the two lines above
         with contextlib.suppress(EntryRefused):
             self.append(draft)
+
+    def prune(self, tenant: str, cycles: Collection[str], *, dry_run: bool = False) -> int:
+        """Delete a tenant's entries of some cycles, all or none, and note how many they were.
+
+        The cycles stay known as opened. Call it while the tenant's lease is held and no thread
+        appends through this object.
+
+        Args:
+            tenant: name of the tenant.
+            cycles: names of cycles that nothing needs any more.
+            dry_run: only count.
+
+        Returns:
+            How many entries.
+
+        Raises:
+            JournalUnusable: it could not be written, and nothing was deleted.
+        """
+        if self._writer is None:
+            self._writer = self._connect()
+        cursor = self._writer.cursor()
+        deleted = 0
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute(CREATE_PRUNED)
+            for cycle in sorted(cycles):
+                count, seqs = cursor.execute(self._statements.old, (cycle, tenant)).fetchone()
+                deleted += count
+                if count and not dry_run:
+                    cursor.execute(self._statements.delete_old, (cycle, tenant))
+                    cursor.execute(self._statements.note_pruned, (cycle, count, seqs))
+            cursor.execute("ROLLBACK" if dry_run else "COMMIT")
+        except sqlite3.Error as error:
+            if self._writer.in_transaction:
+                self._writer.rollback()
+            raise sqlite_file.unusable(self.path, error) from error
+        finally:
+            cursor.close()
+        return deleted
+
+    def pruned(self) -> Pruned:
+        """Return what ``prune`` deleted so far."""
+        tables = {row[0] for row in self._rows("SELECT name FROM sqlite_master")}
+        rows = list(self._rows(self._statements.pruned)) if pruned.name in tables else []
+        return Pruned(
+            cycles=frozenset(row[0] for row in rows),
+            entries=sum(row[1] for row in rows),
+            seqs=sum(row[2] for row in rows),
+        )
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let everything that this thread reads inside see the journal of one instant."""
+        reader = self._reader()
+        reader.execute("BEGIN")
+        try:
+            yield
+        finally:
+            reader.execute("ROLLBACK")
 
     def cycle_entries(self, *, after_seq: int = 0) -> list[Entry]:
         """Return the ``cycle_opened`` entries with a seq above ``after_seq``, in order."""

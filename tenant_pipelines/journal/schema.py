@@ -55,6 +55,16 @@ entries = Table(
     CheckConstraint("seq > 0 AND generation >= 0 AND attempt >= 0", name="counts"),
 )
 
+# what was deleted from each cycle: how many entries, and the sum of their seqs, so that a gap in
+# the numbers is known from a lost entry
+pruned = Table(
+    "pruned",
+    metadata,
+    Column("cycle", Text, primary_key=True),
+    Column("entries", Integer, nullable=False),
+    Column("seqs", Integer, nullable=False),
+)
+
 
 def _one_per_cell(kind: str, *columns: str) -> Index:
     return Index(

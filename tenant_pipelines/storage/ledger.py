@@ -5,14 +5,14 @@ that nothing of it did. Rows are never changed. Reading creates neither file nor
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from tenant_pipelines.fleet.context import Cursor
-from tenant_pipelines.storage.engines import Place, reading
+from tenant_pipelines.storage.engines import Place, reading, writing
 
 TABLE = "_tenant_pipelines_ledger"
 _table = sa.Table(
@@ -120,6 +120,40 @@ class Ledger:
         )
         outputs = (json.loads(text) for text in connection.scalars(query))
         return any(output.get("table") == table and output.get("rows") for output in outputs)
+
+    def of_tenant(self, tenant: str) -> list[LedgerRow]:
+        """Return one tenant's rows of every cycle, oldest first; empty without file or table."""
+        return self._read(_table.c.tenant == tenant)
+
+    def prune(self, tenant: str, cycles: Collection[str], *, dry_run: bool = False) -> int:
+        """Delete a tenant's rows of some cycles; the newest of each step stays, with its cursor.
+
+        Call it while the tenant's lease is held.
+
+        Args:
+            tenant: name of the tenant.
+            cycles: names of the cycles.
+            dry_run: only count.
+
+        Returns:
+            How many rows.
+        """
+        rows = self.of_tenant(tenant)
+        newest = {row.step: row for row in rows}
+        old = [row for row in rows if row.cycle in cycles and row is not newest[row.step]]
+        if old and not dry_run:
+            with writing(self._url, self._place) as connection:
+                for row in old:
+                    connection.execute(
+                        sa.delete(_table).where(
+                            _table.c.fleet == self._fleet,
+                            _table.c.tenant == tenant,
+                            _table.c.step == row.step,
+                            _table.c.cycle == row.cycle,
+                            _table.c.generation == row.generation,
+                        )
+                    )
+        return len(old)
 
     def settled_by(
         self, connection: sa.Connection, *, tenant: str, step: str, cycle: str

@@ -45,7 +45,7 @@ def plain_script(state: Path, carriers: Sequence[str]) -> None:
 
     ctx = context(state)
     with (
-        contextlib.closing(sqlite3.connect(state / "source.db")) as source,
+        contextlib.closing(sqlite3.connect(state / "flights.db")) as source,
         contextlib.closing(sqlite3.connect(state / _PLAIN)) as warehouse,
     ):
         for carrier in carriers:
@@ -108,7 +108,7 @@ def measure(folder: Path, *, scale: float, rounds: int) -> dict[str, Measurement
     with tempfile.TemporaryDirectory(dir=folder) as name, _ready_processes() as pool:
         base = Path(name)
         flights_source(context(base))
-        source = base / "source.db"
+        source = base / "flights.db"
         with contextlib.closing(sqlite3.connect(source)) as connection:
             smallest_first = [
                 carrier
@@ -123,7 +123,7 @@ def measure(folder: Path, *, scale: float, rounds: int) -> dict[str, Measurement
             with tempfile.TemporaryDirectory(dir=base) as round_name:
                 state = _fleet(Path(round_name)).state
                 state.mkdir(parents=True)
-                os.link(source, state / "source.db")
+                os.link(source, state / "flights.db")
                 began = time.perf_counter()
                 run(Path(round_name))
                 seconds = time.perf_counter() - began

@@ -244,7 +244,7 @@ def test_verify_finds_a_deleted_artifact(fleet: Fleet, journal: _Command, suffix
     ended = journal("verify")
     assert ended.returncode == 1
     first, problem, last = ended.stdout.splitlines()
-    assert first == "a: 9 entries, 2 artifacts: 1 problems"
+    assert first == "a: 9 entries, 1 artifacts: 1 problems"
     assert str(path) in problem
     assert last == "b: 7 entries, 2 artifacts: ok"
 

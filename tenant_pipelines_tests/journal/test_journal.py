@@ -19,7 +19,8 @@ import pytest
 from tenant_pipelines.errors import EntryRefused, JournalUnusable
 from tenant_pipelines.journal.entries import Draft, EntryKind
 from tenant_pipelines.journal.fold import Cycle, Outcome, cycles_of, fold_tenant
-from tenant_pipelines.journal.journal import Journal, _statements
+from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines.journal.statements import statements
 from tenant_pipelines_tests.journal.drafts import completed, failed, started
 
 
@@ -153,7 +154,8 @@ def test_processes_that_create_and_write_one_journal_at_once_lose_nothing(path: 
 _KILLED = """
 import sys
 from pathlib import Path
-from tenant_pipelines.journal.journal import Journal, _statements
+from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines.journal.statements import statements
 from tenant_pipelines_tests.journal.drafts import completed
 journal = Journal(Path(sys.argv[1]), fleet="f", shard="a")
 for index in range(10_000):
@@ -185,6 +187,7 @@ _WRITES_WHILE_OPENED_AGAIN = """
 import os, signal, sys
 from pathlib import Path
 from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines.journal.statements import statements
 from tenant_pipelines_tests.journal.drafts import completed
 path = Path(sys.argv[1])
 journal = Journal(path, fleet="f", shard="a")
@@ -276,7 +279,7 @@ def test_what_a_chain_asks_for_is_found_by_an_index(
 ) -> None:
     """A look-up that reads the whole journal makes a run of n tenants cost n times n."""
     _open(path).close()
-    text = getattr(_statements(), statement)
+    text = getattr(statements(), statement)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {text}", parameters).fetchall()
     assert index in plan[0][3], plan

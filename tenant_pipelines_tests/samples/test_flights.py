@@ -151,7 +151,7 @@ def test_the_source_has_the_insertion_sequence_and_its_index(
         extract(context(state, tenant="UA", to=336_500))
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", note)
-    with contextlib.closing(sqlite3.connect(state / "source.db")) as connection:
+    with contextlib.closing(sqlite3.connect(state / "flights.db")) as connection:
         built = pd.read_sql_query("SELECT * FROM flights ORDER BY seq", connection)
         steps = [
             step[3]
@@ -187,7 +187,7 @@ from tenant_pipelines.samples.flights.source import flights_source
 from tenant_pipelines_tests.storage.cells import context
 print("ready", flush=True)
 flights_source(context(Path(sys.argv[1])))
-print((Path(sys.argv[1]) / "source.db").stat().st_ino)
+print((Path(sys.argv[1]) / "flights.db").stat().st_ino)
 """
 
 
@@ -196,15 +196,15 @@ def test_four_processes_build_the_source_once(tmp_path: Path) -> None:
     """All of them end with the same complete file."""
     processes = [start(BUILD, tmp_path) for _ in range(4)]
     inodes = {finish(process).split()[1] for process in processes}
-    assert inodes == {str((tmp_path / "source.db").stat().st_ino)}
-    assert {entry.name for entry in tmp_path.iterdir()} == {"source.db", "source.lock"}
+    assert inodes == {str((tmp_path / "flights.db").stat().st_ino)}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"flights.db", "flights.lock"}
 
 
 @pytest.mark.slow
 def test_sigkill_during_the_build_leaves_nothing_wrong(tmp_path: Path) -> None:
     """Killed with the table half written; the next call builds all of it."""
     process = start(BUILD, tmp_path)
-    partial = tmp_path / "source.db.partial"
+    partial = tmp_path / "flights.db.partial"
     while not (partial.exists() and partial.stat().st_size > 1_000_000):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.005)
@@ -213,6 +213,6 @@ def test_sigkill_during_the_build_leaves_nothing_wrong(tmp_path: Path) -> None:
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     assert partial.exists()
-    assert not (tmp_path / "source.db").exists()
+    assert not (tmp_path / "flights.db").exists()
     assert len(extract(context(tmp_path, tenant="OO", to=10**9))) == 32
     assert not partial.exists()

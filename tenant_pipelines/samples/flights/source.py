@@ -4,9 +4,9 @@ Its table ``flights`` only grows, as a feed of flight reports does: a correction
 the same ``flight_id``, and the newest one, by the insertion sequence ``seq``, counts. What a window
 ``(after, to]`` of ``seq`` holds is therefore the same whenever it is read.
 
-``source.db`` in the state folder is either absent or complete: it is built beside its place under a
-lock, made durable and renamed. A kill during the build leaves ``source.db.partial``, which the next
-builder replaces.
+``flights.db`` in the state folder is either absent or complete: it is built beside its place under
+a lock, made durable and renamed. A kill during the build leaves ``flights.db.partial``, which the
+next builder replaces.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ def flights_source(ctx: StepContext) -> str:
 
 def source_path(state: Path) -> Path:
     """Return the file of the source in a fleet's state folder."""
-    return state / "source.db"
+    return state / "flights.db"
 
 
 def build_source(state: Path, *, tenant: str = "(every tenant)", months: int = 12) -> None:
@@ -78,13 +78,13 @@ def _csv(tenant: str) -> Path:
 def _build_once(path: Path, *, csv: Path, months: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(
-        path.with_name("source.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        path.with_name("flights.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
     )
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # gone when the process dies
         if path.exists():
             return
-        partial = path.with_name("source.db.partial")
+        partial = path.with_name("flights.db.partial")
         partial.unlink(missing_ok=True)
         import pandas as pd
 
