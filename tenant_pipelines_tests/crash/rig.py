@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from dagster import DagsterInstance
+from dagster import DagsterInstance, ReexecutionOptions, execute_job
+from dagster._utils.hosted_user_process import recon_job_from_origin
 
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.slots import Slots
@@ -26,8 +27,15 @@ from tenant_pipelines.fleet.file import find_fleet, load_fleet
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.journal.entries import Entry, EntryKind
 from tenant_pipelines.journal.journal import Journal
+from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.instance import INSTANCE_SETTINGS
-from tenant_pipelines_tests.crash.side_file import Attempt, attempts, is_alive, note_deaths
+from tenant_pipelines_tests.crash.side_file import (
+    DIES_AT,
+    Attempt,
+    attempts,
+    is_alive,
+    note_deaths,
+)
 
 # far above anything that is normal on a small machine, so that only a hang gets here
 DEADLINE_SECONDS = 120.0
@@ -39,7 +47,7 @@ import time
 from pathlib import Path
 
 from tenant_pipelines import Pipeline, StepContext, step
-from tenant_pipelines_tests.crash.side_file import noted, wait_for
+from tenant_pipelines_tests.crash.side_file import die_at, dies_at, noted, wait_for
 
 HERE = Path(__file__).parent
 """
@@ -77,6 +85,21 @@ def load(ctx: StepContext, extract: dict) -> None:
 pipeline = Pipeline([extract, load])
 """
 
+_ENGINE_RUN = """
+import json, sys
+from pathlib import Path
+from tenant_pipelines.fleet.file import load_fleet
+from tenant_pipelines_tests.engine.fleets import run_shard
+
+run_shard(load_fleet(Path(sys.argv[1])), sys.argv[2], **json.loads(sys.argv[3]))
+"""
+_REEXECUTION = """
+import sys
+from tenant_pipelines_tests.crash.rig import reexecute
+
+sys.exit(not reexecute(sys.argv[1], is_from_failure=sys.argv[2] == "from failure"))
+"""
+
 
 def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
     """Poll until something is so; fail with its name when the deadline passes."""
@@ -112,6 +135,12 @@ class Started:
                 os.killpg(self.pid, signal.SIGKILL)
         wait_until(lambda: not self.members(), "the death of a killed session")
         self.process.wait()
+        note_deaths(self.side)
+
+    def die(self) -> None:
+        """Wait until the command has died, whole, at the moment that it was told."""
+        wait_until(lambda: not self.members(), f"the death of {self.process.args!r}")
+        assert self.process.wait() == -signal.SIGKILL, self.err.read_text()
         note_deaths(self.side)
 
     def kill_first_process_only(self) -> None:
@@ -153,12 +182,14 @@ class Rig:
         folder: the test's own; the fleet file, the side file and every output are in it.
         name: name of the fleet.
         fleet_file: what ``--fleet`` and ``$TENANT_PIPELINES_FLEET`` get.
+        dies_at: see ``dying_at``.
     """
 
     folder: Path
     name: str
     fleet_file: str
     started: list[Started] = field(default_factory=list)
+    dies_at: str = ""
 
     @property
     def home(self) -> Path:
@@ -175,6 +206,7 @@ class Rig:
             "TENANT_PIPELINES_STATE": str(self.folder / "state"),
             # the fleet's module imports the side file from here
             "PYTHONPATH": str(Path(__file__).parents[2]),
+            DIES_AT: self.dies_at,
         }
 
     @property
@@ -186,11 +218,42 @@ class Rig:
         """Start a command of ours, through another one where ``prefix`` names it."""
         return self._start([*prefix, *CLI, *arguments])
 
-    def start_job(self) -> Started:
-        """Start ``dagster job execute`` on the fleet job."""
-        definitions = ["-m", "tenant_pipelines.definitions"]
-        dagster = [sys.executable, "-m", "dagster", "job", "execute"]
-        return self._start([*dagster, *definitions, "-j", f"{self.name}_fleet"])
+    def start_job(
+        self,
+        *,
+        shard: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Started:
+        """Start ``dagster job execute`` on a shard's job, or on the fleet job."""
+        job = names.fleet_job(self.name) if shard is None else names.shard_job(self.name, shard)
+        command = [sys.executable, "-m", "dagster", "job", "execute"]
+        command += ["-m", "tenant_pipelines.definitions", "-j", job]
+        if config is not None:
+            file = self.folder / "config.yaml"
+            file.write_text(yaml.safe_dump(config))
+            command += ["--config", str(file)]
+        if tags is not None:
+            command += ["--tags", json.dumps(tags)]
+        return self._start(command)
+
+    def start_reexecution(self, run_id: str, strategy: str) -> Started:
+        """Start what the UI's button does, ``from failure`` or of ``all steps``."""
+        return self._start([sys.executable, "-c", _REEXECUTION, run_id, strategy])
+
+    def start_engine(self, shard: str, **asked: Any) -> Started:
+        """Start a run of one shard by the engine alone, which is faster than by Dagster."""
+        words = [self.fleet_file, shard, json.dumps(asked)]
+        return self._start([sys.executable, "-c", _ENGINE_RUN, *words])
+
+    @contextlib.contextmanager
+    def dying_at(self, moment: str) -> Iterator[None]:
+        """Let commands started meanwhile die where the fleet's module has ``die_at(moment)``."""
+        self.dies_at = moment
+        try:
+            yield
+        finally:
+            self.dies_at = ""
 
     def call(self, *arguments: str, prefix: Sequence[str] = ()) -> Ended:
         """Run a command of ours to its end."""
@@ -245,6 +308,15 @@ class Rig:
             for entry in self.entries(shard)
             if entry.kind is EntryKind.COMPLETED
         )
+
+    def opened(self) -> dict[str, list[str]]:
+        """Return the cycles that each shard's journal has opened, in order."""
+        return {
+            shard: [
+                entry.cycle for entry in self.entries(shard) if entry.kind is EntryKind.CYCLE_OPENED
+            ]
+            for shard in self.fleet.shards
+        }
 
     def artifact_files(self) -> list[str]:
         """Return every file below the artifacts folder, sorted."""
@@ -338,6 +410,24 @@ def rig_of(
     finally:
         rig.close()
         sys.path[:] = path
+
+
+def reexecute(run_id: str, *, is_from_failure: bool) -> bool:
+    """Re-execute a run with its job, config and tags, as the UI does; tell whether it succeeded."""
+    with DagsterInstance.get() as instance:
+        parent = instance.get_run_by_id(run_id)
+        assert parent is not None
+        assert parent.job_code_origin is not None
+        options = ReexecutionOptions(run_id)
+        if is_from_failure:
+            options = ReexecutionOptions.from_failure(run_id, instance)
+        return execute_job(
+            recon_job_from_origin(parent.job_code_origin),
+            instance=instance,
+            run_config=parent.run_config,
+            tags=parent.tags,
+            reexecution_options=options,
+        ).success
 
 
 def _session_of(pid: int) -> int | None:

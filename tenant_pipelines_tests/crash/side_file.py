@@ -9,6 +9,7 @@ cell: it appends ``clash`` instead. The package under test takes part in none of
 import contextlib
 import fcntl
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tenant_pipelines import StepContext
+
+# names the moment at which a command of a test has to die
+DIES_AT = "CRASH_TEST_DIES_AT"
 
 _NAME = "side.log"
 _LONGEST_WAIT_SECONDS = 300.0
@@ -49,6 +53,17 @@ def wait_for(path: Path) -> None:
         if time.monotonic() > until:
             raise TimeoutError(path.name)
         time.sleep(0.02)
+
+
+def dies_at(moment: str) -> bool:
+    """Tell whether this process was started to die at a moment; the test's own never is."""
+    return os.environ.get(DIES_AT) == moment
+
+
+def die_at(moment: str) -> None:
+    """Kill the whole command, with all its processes at once, if this is its moment."""
+    if dies_at(moment):
+        os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def note_deaths(folder: Path) -> None:
