@@ -7,6 +7,7 @@ import pytest
 from tenant_pipelines.orchestration.instance import end_dead_runs
 from tenant_pipelines_tests.crash.rig import SHORT_STEPS, rig_of, wait_until
 from tenant_pipelines_tests.crash.side_file import executions
+from tenant_pipelines_tests.engine.fleets import run_shard
 
 pytestmark = pytest.mark.slow
 
@@ -25,12 +26,35 @@ def test_two_runs_started_together_do_each_cell_once_and_both_end_well(tmp_path:
             for step in ("extract", "load")
         }
         assert executions(tmp_path) == cells
-        assert [entry[:2] for entry in rig.completed()] == sorted(cells)
+        assert rig.completed() == [(*cell, "1", 1) for cell in sorted(cells)]
+        assert rig.opened() == {shard: ["1"] for shard in shards}
         found = [shard for one in ended for shard in one.document["shards"]]
         assert {shard["status"] for shard in found} == {"completed"}
         assert sum(shard["ran"] for shard in found) == len(cells)
         assert set(rig.run_statuses()) == {"SUCCESS"}
         rig.check_nothing_held()
+
+
+def test_two_runs_that_open_a_cycle_of_one_name_together_open_one(tmp_path: Path) -> None:
+    """A cron job on two hosts, or a retry beside the first try: they ask for one pass, by date."""
+    shards = {"a": ["a1", "a2"], "b": ["b1"]}
+    with rig_of(tmp_path, module=SHORT_STEPS, shards=shards) as rig:
+        for shard in shards:
+            assert run_shard(rig.fleet, shard).report.is_complete
+        new = ("run", "--json", "--new-cycle", "2026-03-01")
+        started = [rig.start(*new), rig.start(*new)]
+        ended = [one.finish() for one in started]
+        assert [(one.code, one.err) for one in ended if one.code] == []
+        assert rig.opened() == {shard: ["1", "2026-03-01"] for shard in shards}
+        assert rig.completed() == sorted(
+            (tenant, step, cycle, 1)
+            for tenants in shards.values()
+            for tenant in tenants
+            for step in ("extract", "load")
+            for cycle in ("1", "2026-03-01")
+        )
+        assert set(executions(tmp_path).values()) == {2}
+        assert set(rig.run_statuses()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("how", ["run", "job"])
