@@ -40,7 +40,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:
-    names = sorted(names)
+    names = [repr(name) for name in sorted(names)]
     more = f", … ({len(names) - most} more)" if len(names) > most else ""
     return (", ".join(names[:most]) + more) or "none"
 
@@ -117,7 +117,7 @@ class TenantMoved(TenantPipelinesError):
             f"tenant {tenant!r} is listed in shard {shard!r}, but its history is in the journal "
             f"of shard {old_shard!r}: running it here would extract and load everything again. "
             f"Put it back into {old_shard!r} in the fleet file "
-            f"(tenant-pipelines move {tenant} --to {shard} is not built yet).",
+            f"(moving its history to {shard!r} is not built yet).",
             tenant=tenant,
             shard=shard,
             old_shard=old_shard,

@@ -194,6 +194,10 @@ def _by_tenant(view: ShardView) -> dict[str, list[CellView]]:
     return tenants
 
 
+def _has_not_failed(of_tenant: tuple[str, list[CellView]]) -> bool:
+    return not any(cell.state in {State.FAILED, State.INTERRUPTED} for cell in of_tenant[1])
+
+
 def _is_stale(cells: list[CellView], oldest: str | None) -> bool:
     return oldest is not None and any(
         cell.state is not State.COMPLETED or cell.cell.at < oldest for cell in cells
@@ -238,7 +242,8 @@ def _print_status(views: list[ShardView], oldest: str | None) -> None:
     for view in views:
         if view.damage is not None:
             console.print(f"{view.shard}: {view.damage}")
-        for tenant, cells in _by_tenant(view).items():
+        # what failed must not be pushed out by what never ran
+        for tenant, cells in sorted(_by_tenant(view).items(), key=_has_not_failed):
             for cell in cells:
                 is_news = view.status is not ShardStatus.NOT_STARTED and shown < _MOST_ROWS
                 if cell.reason is Reason.DONE or not is_news:

@@ -23,7 +23,10 @@ WANTED_FILE = "a fleet file (YAML)"
 
 _PRINTED = 80
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_NOT_PRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# what YAML takes for the end of a line, and turns into a space in quotes, is none of these
+_NOT_PRINTABLE = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+)
 
 
 @dataclass(slots=True)

@@ -122,10 +122,11 @@ def sql_extract(
 def _is_tenant(
     connection: sa.Connection, column: sa.Column[Any], tenant: str
 ) -> sa.ColumnElement[bool]:
-    if connection.dialect.name == "sqlite":
-        # whatever the column's collation: with NOCASE a tenant would get another one's rows
-        return column.collate("BINARY") == tenant
-    return column == tenant
+    is_alike = sa.type_coerce(column, sa.Text) == tenant  # what an index answers
+    if connection.dialect.name != "sqlite":
+        return is_alike
+    # whatever the column's collation and affinity: 'Acme' is not acme, and 7 is not '007'
+    return sa.and_(is_alike, sa.cast(column, sa.Text).collate("BINARY") == tenant)
 
 
 def _within(

@@ -136,6 +136,19 @@ def check_table(
         raise place.refused(
             found=f"the primary key {primary}", wanted=f"{['_tenant', *keys]}", fix=another
         )
+    for name in OWN:
+        if family_of_sql(existing[name]) != "text":
+            raise place.refused(
+                found=f"the column {name!r} of type {existing[name]}", wanted="text", fix=another
+            )
+    for name, collation in _key_collations(connection, place.table):
+        if collation != "BINARY":
+            # two tenants, or two keys of one, would be one row
+            raise place.refused(
+                found=f"the key column {name!r} with the collation {collation}",
+                wanted="a key that tells apart whatever differs (BINARY)",
+                fix=another,
+            )
     if is_empty:
         return
     for name in sorted(set(existing) - wanted):
@@ -151,6 +164,21 @@ def check_table(
                 wanted=f"one that holds {family_of_arrow(column.type)} ({column.type})",
                 fix="Convert it upstream, or load it into a new column of another name.",
             )
+
+
+def _key_collations(connection: sa.Connection, table: str) -> list[tuple[str, str]]:
+    """Return the collation of each column of a table's primary key."""
+    if connection.dialect.name != "sqlite":
+        return []
+    return [
+        (str(name), str(collation))
+        for name, collation in connection.exec_driver_sql(
+            # https://www.sqlite.org/pragma.html#pragma_index_xinfo
+            "SELECT part.name, part.coll FROM pragma_index_list(?) AS i, "
+            "pragma_index_xinfo(i.name) AS part WHERE i.origin = 'pk' AND part.key = 1",
+            (table,),
+        )
+    ]
 
 
 def _how_to_add(connection: sa.Connection, table: str, column: Any, name: str) -> str:

@@ -311,7 +311,7 @@ def test_a_tenant_moved_by_editing_the_file_is_refused(tmp_path: Path) -> None:
     assert {(cell.tenant, cell.reason) for cell in ran.report.held} == {
         ("acme", Reason.TENANT_MOVED)
     }
-    assert "move acme --to b" in ran.report.held[0].detail
+    assert "moving its history to 'b'" in ran.report.held[0].detail
 
 
 def test_a_selection_runs_what_was_selected(tmp_path: Path) -> None:

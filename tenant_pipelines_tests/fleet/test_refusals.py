@@ -148,6 +148,8 @@ REFUSED = [
     case("list as a key", "? [a]\n: b\n", 1, "a list as a key"),
     case("twenty levels", "name: a\npipeline: " + "[" * 20 + "]" * 20, 2, "20 levels"),
     case("zero byte", "name: a\npipe\0line: b\n", 2, "U+0000"),
+    case("next line", 'name: "a\x85b"\n', 1, "U+0085"),
+    case("line separator", "name: a\n# \u2028\n", 2, "U+2028"),
     case("escape character", "name: a\n\n# \x1b[31m\n", 3, "U+001B"),
 ]
 # fmt: on

@@ -139,6 +139,14 @@ def test_a_tenant_s_name_is_compared_exactly(tmp_path: Path) -> None:
     assert step(context(tmp_path, to=2))["id"].tolist() == [1]
     assert step.window(context(tmp_path)) == 1
     assert step.window(context(tmp_path, tenant="ACME")) is None
+    with sqlite3.connect(tmp_path / "source.db") as connection:
+        connection.execute("CREATE TABLE m (who INTEGER, id INTEGER PRIMARY KEY)")
+        connection.execute("INSERT INTO m VALUES (7, 1), ('seven', 2)")
+    found = {
+        tenant: len(extract(table="m", columns=["id"])(context(tmp_path, tenant=tenant)))
+        for tenant in ("7", "007", "7.0", " 7", "seven")
+    }
+    assert found == {"7": 1, "007": 0, "7.0": 0, " 7": 0, "seven": 1}
 
 
 def test_chosen_columns_in_the_chosen_order(state: Path) -> None:

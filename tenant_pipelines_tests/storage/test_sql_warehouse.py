@@ -256,14 +256,32 @@ BAD_TABLES = {
         f"_tenant TEXT, _cycle TEXT, day TEXT, {KEYED}",
         r"ALTER TABLE \"?daily\"? ADD COLUMN \"?n\"? BIGINT",
     ),
-    "one more": (f"_tenant, _cycle, day TEXT, n BIGINT, m TEXT, {KEYED}", "the column 'm'"),
+    "one more": (
+        f"_tenant TEXT, _cycle TEXT, day TEXT, n BIGINT, m TEXT, {KEYED}",
+        "the column 'm'",
+    ),
     "type": (f"_tenant TEXT, _cycle TEXT, day TEXT, n TEXT, {KEYED}", "'n' of type TEXT"),
+    "NOCASE": (
+        f"_tenant TEXT COLLATE NOCASE, _cycle TEXT, day TEXT, n BIGINT, {KEYED}",
+        "'_tenant' with the collation NOCASE",
+    ),
+    "RTRIM": (
+        f"_tenant TEXT, _cycle TEXT, day TEXT COLLATE RTRIM, n BIGINT, {KEYED}",
+        "'day' with the collation RTRIM",
+    ),
+    "number": (
+        f"_tenant INTEGER, _cycle TEXT, day TEXT, n BIGINT, {KEYED}",
+        "'_tenant' of type INTEGER",
+    ),
     "no key": ("_tenant TEXT, _cycle TEXT, day TEXT, n BIGINT", r"the primary key \[\]"),
     "other key": (
         "_tenant TEXT, _cycle TEXT, day TEXT, n BIGINT, PRIMARY KEY (day)",
         r"primary key \['day'\]",
     ),
-    "check": (f"_tenant, _cycle, day TEXT, n BIGINT CHECK (n > 5), {KEYED}", "CHECK"),
+    "check": (
+        f"_tenant TEXT, _cycle TEXT, day TEXT, n BIGINT CHECK (n > 5), {KEYED}",
+        "CHECK",
+    ),
 }
 
 
