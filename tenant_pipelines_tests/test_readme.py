@@ -97,6 +97,7 @@ def test_every_command_is_in_the_readme() -> None:
         "journal verify",
         "journal export",
         "demo tenant-shards",
+        "demo flights",
     ):
         assert re.search(rf"`{name}\b", _README), name
 

@@ -1,9 +1,6 @@
 """``demo``: the story of the README with real processes and a real SIGKILL, offline."""
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,9 +9,11 @@ import typer
 from rich.table import Table
 
 from tenant_pipelines.cli.common import ALL_DONE, NOT_DONE, JsonOption, print_json, wide_console
-from tenant_pipelines.errors import InvalidRequest
+from tenant_pipelines.cli.demo_flights import flights
+from tenant_pipelines.cli.demo_process import run_to_end
 
-demo_app = typer.Typer(help="The two stories, with real crashes, each in a fresh temporary folder.")
+demo_app = typer.Typer(help="The stories, with real crashes, each in a fresh temporary folder.")
+demo_app.command("flights")(flights)
 
 _FLEET = "tenant_shards"
 _CRASH = {"tenant": "umbrella", "step": "transform"}
@@ -33,11 +32,6 @@ _TITLES = {
     "raise": "umbrella's transform raises",
     "kill": "shard_2's process gets SIGKILL in umbrella's transform",
 }
-
-
-@demo_app.callback()
-def _demo() -> None:
-    """Keep ``demo`` a group of commands, with one of them so far."""
 
 
 @demo_app.command("tenant-shards")
@@ -65,35 +59,12 @@ def _story(kind: str, *, quiet: bool) -> list[dict[str, Any]]:
         fault = Path(folder) / _FLEET / "fault.json"
         fault.parent.mkdir()
         fault.write_text(json.dumps({**_CRASH, "kind": kind}))
-        first = _run(folder)
+        first = run_to_end(folder, _FLEET)
         fault.unlink()
-        second = _run(folder)
+        second = run_to_end(folder, _FLEET)
     if not quiet:
         _print_story(kind, [first, second])
     return [first, second]
-
-
-def _run(folder: str) -> dict[str, Any]:
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in {"DAGSTER_HOME", "TENANT_PIPELINES_FLEET"}
-    }
-    environ["TENANT_PIPELINES_STATE"] = folder
-    command = [sys.executable, "-m", "tenant_pipelines", "run", "--fleet", _FLEET, "--json"]
-    ended = subprocess.run(
-        command, env=environ, cwd=folder, capture_output=True, text=True, check=False
-    )
-    try:
-        document: dict[str, Any] = json.loads(ended.stdout)
-    except ValueError:
-        raise InvalidRequest(
-            place="demo",
-            found=f"a run that ended with {ended.returncode}: {ended.stderr[-2000:]}",
-            wanted="a run of the sample fleet",
-            fix="Run tenant-pipelines run --fleet tenant_shards to see more.",
-        ) from None
-    return document
 
 
 def _print_story(kind: str, runs: list[dict[str, Any]]) -> None:

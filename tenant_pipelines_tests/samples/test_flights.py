@@ -163,7 +163,7 @@ def test_the_source_has_the_insertion_sequence_and_its_index(
     pd.testing.assert_frame_equal(built[data.columns], data)
     searched = [step.split(" USING ")[1] for step in steps if step.startswith("SEARCH flights")]
     assert searched == [
-        "COVERING INDEX flights_by_day (carrier=?)",
+        "INDEX flights_by_carrier (carrier=? AND seq>? AND seq<?)",
         "INDEX flights_by_day (carrier=? AND year=? AND month=? AND day=? AND seq<?)",
         "INDEX flights_by_carrier (carrier=? AND seq<?)",
     ]
