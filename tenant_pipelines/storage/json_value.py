@@ -7,6 +7,7 @@ from typing import Any
 from tenant_pipelines.errors import TenantPipelinesError
 
 _MOST_LEVELS = 100
+_MOST_SHOWN = 10  # keys of a place in an error
 # made once: json.dumps would make an encoder on each call
 _encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -31,12 +32,9 @@ def canonical_json(value: Any) -> bytes:
     _check(value, None, 0)
     try:
         return _encoder.encode(value).encode()
-    except UnicodeEncodeError:
-        raise UnstorableValue(
-            found="a string with half of a surrogate pair", wanted="Unicode text"
-        ) from None
-    except ValueError as error:  # int of more than sys.get_int_max_str_digits digits
-        raise UnstorableValue(found=f"a number ({error})", wanted="a shorter number") from None
+    except ValueError:
+        _find_unencodable(value, None)
+        raise
 
 
 # a chain of keys from the inside out, so that naming the place costs nothing while all is well
@@ -49,7 +47,8 @@ def _check(value: Any, place: _Place, level: int) -> None:
         return
     if level > _MOST_LEVELS:
         raise UnstorableValue(
-            found=f"data nested more than {_MOST_LEVELS} deep", wanted="flatter data"
+            found=f"data nested more than {_MOST_LEVELS} deep{_shown(place)}",
+            wanted="flatter data",
         )
     if kind is float:
         if not math.isfinite(value):
@@ -76,11 +75,34 @@ def _check(value: Any, place: _Place, level: int) -> None:
         )
 
 
+def _find_unencodable(value: Any, place: _Place) -> None:
+    """Refuse the first value that the encoder stumbles over."""
+    if isinstance(value, (list, dict)):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, entry in entries:
+            if isinstance(name, str):
+                _find_unencodable(name, place)
+            _find_unencodable(entry, (place, name))
+        return
+    try:
+        _encoder.encode(value).encode()
+    except UnicodeEncodeError:
+        raise UnstorableValue(
+            found=f"a string with half of a surrogate pair{_shown(place)}", wanted="Unicode text"
+        ) from None
+    except ValueError as error:  # int of more than sys.get_int_max_str_digits digits
+        raise UnstorableValue(
+            found=f"a number{_shown(place)} ({error})", wanted="a shorter number"
+        ) from None
+
+
 def _shown(place: _Place) -> str:
     keys: list[str] = []
     while place is not None:
         place, key = place
         keys.insert(0, f"[{key!r}]")
+    if len(keys) > _MOST_SHOWN:
+        keys[_MOST_SHOWN:] = ["…"]
     return f" at {''.join(keys)}" if keys else ""
 
 
