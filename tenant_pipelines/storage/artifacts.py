@@ -142,7 +142,11 @@ class ArtifactStore:
         if table.num_rows != stored.rows:
             found = f"{table.num_rows} rows, wanted {stored.rows}"
             raise _damaged(attempt, stored, found, self)
-        return from_table(table)
+        try:
+            return from_table(table)
+        except (KeyError, TypeError, ValueError) as error:
+            found = f"data that the pandas installed here cannot hold ({error!r})"
+            raise _damaged(attempt, stored, found, self) from error
 
     def exists(self, stored: StoredOutput) -> bool:
         """Tell whether ``load`` would find the artifact."""

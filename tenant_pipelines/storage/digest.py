@@ -1,8 +1,10 @@
 """Content digests: equal for equal logical data, whatever its layout in memory or on disk.
 
-A table's digest covers its field names, types and values. It ignores schema metadata, chunking,
-slice offsets, what lies in null slots, the bit pattern of NaN, 32 or 64-bit offsets of strings and
-lists, and how a dictionary numbers its values (an ordered one adds its values in order). Pure.
+A table's digest covers its field names, types and values, and the metadata under ``NAMES_KEY``. It
+ignores other metadata, chunking, slice offsets, what lies in null slots, the bit pattern of NaN, 32
+or 64-bit offsets of strings and lists, and the order of a struct's fields. The values of a
+dictionary count, used or not, in order: they are categories. A column without type and values
+counts as text, which it is under another version of pandas. Pure.
 """
 
 import hashlib
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NAMES_KEY = b"tenant_pipelines.names"
 _BYTES = 16
 
 
@@ -46,6 +49,7 @@ def table_digest(table: "pa.Table") -> str:
     """
     hasher = hashlib.blake2b(b"table", digest_size=_BYTES)
     hasher.update(struct.pack("<QQ", table.num_rows, table.num_columns))
+    hasher.update((table.schema.metadata or {}).get(NAMES_KEY, b""))
     for field, column in zip(table.schema, table.columns, strict=True):
         # one JSON text per field: no name can be mistaken for the end of another
         head = json.dumps([field.name, logical_type(field.type)]).encode()
@@ -71,22 +75,30 @@ def logical_type(type_: "pa.DataType") -> str:
         return "binary"
     if types.is_list(type_) or types.is_large_list(type_):
         return f"list<{logical_type(type_.value_type)}>"
-    if types.is_fixed_size_list(type_):
+    if types.is_fixed_size_list(type_) and type_.list_size:  # Parquet loses lists without room
         return f"list<{logical_type(type_.value_type)}, {type_.list_size}>"
     if types.is_struct(type_):
-        return "struct" + json.dumps([[field.name, logical_type(field.type)] for field in type_])
-    if types.is_primitive(type_) or types.is_null(type_) or types.is_decimal(type_):
+        fields = [type_.field(index) for index in _field_order(type_)]
+        return "struct" + json.dumps([[field.name, logical_type(field.type)] for field in fields])
+    if types.is_primitive(type_) or types.is_decimal(type_):
         return str(type_)
     if types.is_fixed_size_binary(type_):
         return str(type_)
     raise UnsupportedType(str(type_))
 
 
+def _field_order(type_: "pa.StructType") -> list[int]:
+    return sorted(range(type_.num_fields), key=lambda index: type_.field(index).name)
+
+
 def _is_text(type_: "pa.DataType") -> bool:
     from pyarrow import types
 
     return bool(
-        types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
+        types.is_string(type_)
+        or types.is_large_string(type_)
+        or types.is_string_view(type_)
+        or types.is_null(type_)
     )
 
 
@@ -101,25 +113,25 @@ def _is_bytes(type_: "pa.DataType") -> bool:
 def _update(hasher: _Hash, chunks: "list[Any]", type_: "pa.DataType") -> None:
     """Feed one column: its length, which slots are null, then the values of the others."""
     import numpy as np
+    import pyarrow as pa
     from pyarrow import types
 
     if types.is_dictionary(type_):
-        if type_.ordered:
-            categories = [chunk.dictionary for chunk in chunks[:1]]
-            _update(hasher, categories, type_.value_type)
+        _update(hasher, [chunk.dictionary for chunk in chunks[:1]], type_.value_type)
         chunks = [chunk.dictionary_decode() for chunk in chunks]
         type_ = type_.value_type
+    if types.is_string_view(type_) or types.is_binary_view(type_):  # which cannot drop_null
+        type_ = pa.large_string() if types.is_string_view(type_) else pa.large_binary()
+        chunks = [chunk.cast(type_) for chunk in chunks]
     nulls = sum(chunk.null_count for chunk in chunks)
     hasher.update(struct.pack("<QQ", sum(len(chunk) for chunk in chunks), nulls))
-    if types.is_null(type_):
-        return
     if nulls:
         for chunk in chunks:
             # a byte per value: bits of neighbouring chunks would not line up
             hasher.update(chunk.is_valid().cast("uint8").to_numpy(zero_copy_only=False))
         chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in chunks]
     if _is_text(type_) or _is_bytes(type_):
-        _update_varying(hasher, chunks, "large_string" if _is_text(type_) else "large_binary")
+        _update_varying(hasher, chunks)
     elif types.is_list(type_) or types.is_large_list(type_):
         for chunk in chunks:
             hasher.update(np.ascontiguousarray(chunk.value_lengths().cast("int64").to_numpy()))
@@ -128,14 +140,14 @@ def _update(hasher: _Hash, chunks: "list[Any]", type_: "pa.DataType") -> None:
         _update(hasher, [chunk.flatten() for chunk in chunks], type_.value_type)
     elif types.is_struct(type_):
         fields = [chunk.flatten() for chunk in chunks]
-        for index, field in enumerate(type_):
-            _update(hasher, [field_chunks[index] for field_chunks in fields], field.type)
+        for index in _field_order(type_):
+            _update(hasher, [each[index] for each in fields], type_.field(index).type)
     else:
         for chunk in chunks:
             hasher.update(_fixed_width(chunk, type_))
 
 
-def _update_varying(hasher: _Hash, chunks: "list[Any]", large: str) -> None:
+def _update_varying(hasher: _Hash, chunks: "list[Any]") -> None:
     """Feed the lengths of all values, then their bytes."""
     import numpy as np
     from pyarrow import types
@@ -144,8 +156,6 @@ def _update_varying(hasher: _Hash, chunks: "list[Any]", large: str) -> None:
     for chunk in chunks:
         if not len(chunk):
             continue
-        if types.is_string_view(chunk.type) or types.is_binary_view(chunk.type):
-            chunk = chunk.cast(large)
         wide = types.is_large_string(chunk.type) or types.is_large_binary(chunk.type)
         _, offsets_buffer, data = chunk.buffers()
         offsets = np.frombuffer(offsets_buffer, dtype=np.int64 if wide else np.int32)

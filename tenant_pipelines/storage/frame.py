@@ -1,25 +1,53 @@
 """DataFrames as Arrow tables, exactly: what ``from_table`` returns equals what ``to_table`` got.
 
-Covered: values, column order, dtypes, index, names. What Arrow would change is refused instead.
-Not kept: ``DataFrame.attrs``. Normalised: a missing value in an object column becomes None, tuples
-and arrays inside one become lists. Files and digests are other modules' business.
+Covered: values, column order, dtypes, index, names. What Arrow or Parquet would change is refused
+instead, and so is what another version of pandas could not read. Not kept: ``DataFrame.attrs``.
+
+Normalised in columns of objects: a missing value becomes None, a tuple or numpy array in a cell a
+list, numpy's numbers and strings Python's; decimals get the column's number of places (and lose the
+sign of a zero), dicts the column's order of keys. Elsewhere: an index 0, 1, 2, … without a name is
+a RangeIndex, and a time zone is what the reader's pandas makes of its name (pytz's under pandas 2).
+
+pandas 2 and 3 read each other's tables. Text has the same digest in both, whether its dtype is
+object, str or string. Where pandas 3 makes another dtype of the same source, the digest differs,
+and a step that is run again after an upgrade has its downstream run too: times parsed from text or
+made by date_range have the unit us where pandas 2 gives them ns.
 """
 
+import datetime
 import decimal
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tenant_pipelines.errors import TenantPipelinesError
-from tenant_pipelines.storage.digest import UnsupportedType, logical_type
+from tenant_pipelines.storage.digest import NAMES_KEY, logical_type
+from tenant_pipelines.storage.parquet import check_storable
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
 _META = b"tenant_pipelines.pandas"
-# object columns of these kinds (pandas.api.types.infer_dtype) come back from Arrow as they went in
-_EXACT_KINDS = {"string", "bytes", "integer", "floating", "boolean", "date", "time", "empty"}
+_WANTED = "one plain type of value in a column; convert with astype"
+_MOST_LEVELS = 100  # Arrow follows nested lists without end, and the process dies of it
+# objects all of one of these types come back from Arrow as they went in
+_EXACT = {str, bytes, int, float, bool, datetime.date}
+_LEAVES = {
+    *_EXACT,
+    type(None),
+    decimal.Decimal,
+    datetime.datetime,
+    datetime.time,
+    datetime.timedelta,
+}
+
+
+class _Unkept(ValueError):
+    """What a column has that would come back as something else."""
+
+    def __init__(self, found: str, *, wanted: str = _WANTED) -> None:
+        super().__init__(found)
+        self.wanted = wanted
 
 
 class UnstorableFrame(TenantPipelinesError, TypeError):
@@ -47,20 +75,16 @@ def to_table(frame: "pd.DataFrame") -> "pa.Table":
 
     _check_columns(frame)
     index = frame.index
-    is_default = (
-        isinstance(index, pd.RangeIndex)
-        and (index.start, index.step, index.name) == (0, 1, None)
-        # a table without columns does not know how many rows it has
-        and (len(frame.columns) > 0 or len(index) == 0)
-    )
+    # a table without columns does not know how many rows it has
+    is_default = _is_default(index) and (len(frame.columns) > 0 or len(index) == 0)
     names: list[str] = list(frame.columns)
     fields = [(name, frame[name], f"column {name!r}") for name in names]
     levels: list[dict[str, Any]] = []
     if not is_default:
         for position, level_name in enumerate(index.names):
             place = f"index level {position} ({level_name!r})"
-            if level_name is not None and type(level_name) not in {str, int}:
-                raise UnstorableFrame(found=f"{place}", wanted="an index name that is a string")
+            _check_name(level_name, place)
+            _check_level(index, position, place)
             field_name = f"__index_{position}_{json.dumps(level_name)}"
             while field_name in names:
                 field_name = "_" + field_name
@@ -78,18 +102,18 @@ def to_table(frame: "pd.DataFrame") -> "pa.Table":
         "range": None
         if is_default or not isinstance(index, pd.RangeIndex)
         else [index.start, index.stop, index.step],
-        "freq": getattr(index, "freqstr", None),
-        "columns": [str(frame.columns.dtype), frame.columns.name],
+        "freq": _freq_name(index),
+        "columns": [_names_kind(frame.columns), frame.columns.name],
+        "duplicates": frame.flags.allows_duplicate_labels,
     }
-    try:
-        schema = pa.schema(
-            [(name, array.type) for (name, _, _), array in zip(fields, arrays, strict=True)],
-            metadata={_META: json.dumps(meta)},
-        )
-    except (TypeError, ValueError) as error:
-        raise UnstorableFrame(
-            found=f"names that are not text ({error})", wanted="names in plain strings"
-        ) from None
+    metadata: dict[bytes | str, bytes | str] = {_META: json.dumps(meta)}
+    if levels or frame.columns.name is not None:
+        # data too, but not in any field
+        metadata[NAMES_KEY] = json.dumps([len(levels), frame.columns.name])
+    schema = pa.schema(
+        [(name, array.type) for (name, _, _), array in zip(fields, arrays, strict=True)],
+        metadata=metadata,
+    )
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -97,7 +121,7 @@ def from_table(table: "pa.Table") -> "pd.DataFrame":
     """Convert a table of ``to_table`` back.
 
     Raises:
-        KeyError, ValueError: it is not such a table.
+        KeyError, TypeError, ValueError: it is not such a table, or of another pandas' dtypes.
     """
     import pandas as pd
 
@@ -119,12 +143,18 @@ def from_table(table: "pa.Table") -> "pd.DataFrame":
         index = pd.RangeIndex(start, stop, step, name=names[0])
     elif meta["multi"]:
         index = pd.MultiIndex.from_arrays(levels, names=names)
+        for position, level in enumerate(levels):
+            # pandas 2 takes texts for the same that differ only after a NUL
+            if not index.get_level_values(position).equals(level):
+                raise ValueError(f"index level {position} ({names[position]!r}) would be changed")
     else:
         index = levels[0].rename(names[0])
         if meta["freq"] is not None:
             index.freq = meta["freq"]  # type: ignore[attr-defined]  # only a DatetimeIndex has one
     columns_dtype, columns_name = meta["columns"]
-    columns = pd.Index(table.column_names[:split], dtype=columns_dtype, name=columns_name)
+    columns = pd.Index(
+        table.column_names[:split], dtype=_dtype_of(columns_dtype), name=columns_name
+    )
     series = {
         position: pd.Series(
             values[position], index=index, dtype=object if kinds[position] == "object" else None
@@ -133,6 +163,8 @@ def from_table(table: "pa.Table") -> "pd.DataFrame":
     }
     frame = pd.DataFrame(series, index=index, copy=False)
     frame.columns = columns
+    flags: Any = frame.flags  # which the stubs take for a column
+    flags.allows_duplicate_labels = meta.get("duplicates", True)
     return frame
 
 
@@ -142,9 +174,18 @@ def _check_columns(frame: "pd.DataFrame") -> None:
     if type(frame) is not pd.DataFrame:
         raise UnstorableFrame(found=f"a {type(frame).__name__}", wanted="a plain pandas DataFrame")
     others = [name for name in frame.columns if type(name) is not str]
-    if others or isinstance(frame.columns.dtype, pd.CategoricalDtype):
-        found = f"the column name {others[0]!r}" if others else "categorical column names"
-        raise UnstorableFrame(found=found, wanted="column names that are strings")
+    if others:
+        raise UnstorableFrame(
+            found=f"the column name {others[0]!r}", wanted="column names that are strings"
+        )
+    for name in frame.columns:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise UnstorableFrame(
+                found=f"the column name {name!r}, which holds half of a surrogate pair",
+                wanted="column names in Unicode text",
+            ) from None
     if not frame.columns.is_unique:
         name = frame.columns[frame.columns.duplicated()][0]
         raise UnstorableFrame(
@@ -156,6 +197,67 @@ def _check_columns(frame: "pd.DataFrame") -> None:
         )
 
 
+def _check_name(name: Any, place: str) -> None:
+    if name is not None and type(name) not in {str, int}:
+        raise UnstorableFrame(
+            found=f"{place} with the name {name!r}", wanted="a name that is a string"
+        )
+
+
+def _check_level(index: "pd.Index[Any]", position: int, place: str) -> None:
+    import pandas as pd
+
+    if isinstance(index, pd.MultiIndex):
+        kept, values = index.levels[position].dtype, index.get_level_values(position).dtype
+        if kept != values:
+            raise UnstorableFrame(
+                found=f"{place} of dtype {kept} with missing values, which come back as {values}",
+                wanted="an index level whose dtype holds them, such as Int64, or reset_index()",
+            )
+
+
+def _names_kind(columns: "pd.Index[Any]") -> Any:
+    """Return the kind of the dtype that column names have."""
+    import pandas as pd
+
+    if isinstance(columns.dtype, pd.StringDtype):
+        return _string_kind(columns.dtype)
+    is_none = len(columns) == 0 and columns.dtype == "int64"  # what pandas makes of no columns
+    if isinstance(columns, pd.MultiIndex) or not (columns.dtype == object or is_none):
+        raise UnstorableFrame(
+            found=f"column names of dtype {columns.dtype} ({type(columns).__name__})",
+            wanted="column names of dtype object or str",
+        )
+    return str(columns.dtype)
+
+
+def _is_default(index: "pd.Index[Any]") -> bool:
+    """Tell whether it is 0, 1, 2, … without a name, however pandas holds it."""
+    import pandas as pd
+
+    is_plain = index.nlevels == 1 and index.name is None and index.dtype == "int64"
+    return is_plain and pd.RangeIndex(len(index)).equals(index)
+
+
+def _freq_name(index: "pd.Index[Any]") -> str | None:
+    from pandas.tseries.frequencies import to_offset
+
+    freq = getattr(index, "freq", None)
+    if freq is None:
+        return None
+    name = str(freq.freqstr)
+    try:
+        is_kept = bool(to_offset(name) == freq)
+    except ValueError:
+        is_kept = False  # pandas cannot read all names that it gives
+    if not is_kept:
+        raise UnstorableFrame(
+            found=f"index level 0 ({index.name!r}) with freq {freq!r}, more than its name {name!r}",
+            wanted="a freq that its name says in full, or none: frame.index.freq = None",
+        )
+    return name
+
+
 def _series_of(index: "pd.Index[Any]") -> "pd.Series[Any]":
     import pandas as pd
 
@@ -165,89 +267,148 @@ def _series_of(index: "pd.Index[Any]") -> "pd.Series[Any]":
 
 def _to_array(series: "pd.Series[Any]", place: str) -> "tuple[pa.Array[Any], Any]":
     """Return one column as Arrow array, and the kind that ``_to_values`` needs."""
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
-
-    dtype: Any = series.dtype
-    kind: Any
     try:
-        if isinstance(dtype, pd.CategoricalDtype):
-            categories, inner = _to_array(_series_of(dtype.categories), place)
-            codes = series.cat.codes.to_numpy()
-            indices: Any = pa.array(codes, mask=codes == -1)
-            array: Any = pa.DictionaryArray.from_arrays(
-                indices, categories, ordered=bool(dtype.ordered)
-            )
-            return array, {"categories": inner}
-        if dtype == np.dtype(object):
-            array, kind = _object_array(series, place), "object"
-        elif isinstance(dtype, pd.StringDtype):
-            array = pa.array(series, from_pandas=True)
-            kind = {"string": dtype.storage, "na": "NA" if dtype.na_value is pd.NA else "nan"}
-        elif isinstance(dtype, pd.ArrowDtype):
-            array, kind = pa.array(series), "arrow"
-        elif isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype, pd.SparseDtype)):
-            raise UnstorableFrame(
-                found=f"{place} of dtype {dtype}", wanted='a plain dtype, for example astype("str")'
-            )
-        else:
-            array, kind = pa.array(series, from_pandas=True), str(dtype)
-            if type(pd.api.types.pandas_dtype(kind)) is not type(dtype):
-                raise UnstorableFrame(found=f"{place} of dtype {dtype}", wanted="a pandas dtype")
-        if isinstance(array, pa.ChunkedArray):
-            array = array.combine_chunks()
+        array, kind = _converted(series, place)
         logical_type(array.type)
-    except (pa.ArrowException, UnsupportedType, OverflowError, TypeError, ValueError) as error:
-        if isinstance(error, UnstorableFrame):
-            raise
+        check_storable(array)
+    except (UnstorableFrame, MemoryError):
+        raise
+    except _Unkept as error:
+        raise UnstorableFrame(found=f"{place} with {error}", wanted=error.wanted) from None
+    except Exception as error:  # the methods of the values run in there, and may raise anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise UnstorableFrame(
-            found=f"{place} of dtype {dtype}, which Arrow cannot hold ({_brief(error)})",
+            found=f"{place} of dtype {series.dtype}, which Arrow or Parquet cannot hold ({reason})",
             wanted="one type of value in a column, such as numbers, strings, times or lists",
         ) from error
     return array, kind
 
 
-def _object_array(series: "pd.Series[Any]", place: str) -> Any:
+def _converted(series: "pd.Series[Any]", place: str) -> "tuple[pa.Array[Any], Any]":
+    import numpy as np
     import pandas as pd
     import pyarrow as pa
 
-    kind = pd.api.types.infer_dtype(series, skipna=True)
+    dtype: Any = series.dtype
+    array: Any
+    kind: Any
+    if isinstance(dtype, pd.CategoricalDtype):
+        name = dtype.categories.name
+        _check_name(name, f"{place} with categories")
+        categories, inner = _to_array(_series_of(dtype.categories), place)
+        codes = series.cat.codes.to_numpy()
+        indices: Any = pa.array(codes, mask=codes == -1)
+        array = pa.DictionaryArray.from_arrays(indices, categories, ordered=bool(dtype.ordered))
+        return array, {"categories": inner, "name": name}
+    if dtype == np.dtype(object):
+        array, kind = _object_array(series), "object"
+    elif isinstance(dtype, pd.StringDtype):
+        array, kind = pa.array(series, from_pandas=True), _string_kind(dtype)
+    elif isinstance(dtype, pd.ArrowDtype):
+        array, kind = pa.array(series), "arrow"
+    elif isinstance(dtype, pd.DatetimeTZDtype):
+        if type(dtype.tz).__module__.partition(".")[0] not in {"datetime", "zoneinfo", "pytz"}:
+            raise _Unkept(
+                f"the time zone {dtype.tz!r}",
+                wanted='a zone by its name, such as tz_convert("Europe/Berlin"), or an offset',
+            )
+        array = pa.array(series, from_pandas=True)
+        kind = f"datetime64[{dtype.unit}, {array.type.tz}]"
+    elif isinstance(dtype, np.dtype) or isinstance(
+        series.array,
+        (pd.arrays.IntegerArray, pd.arrays.FloatingArray, pd.arrays.BooleanArray),
+    ):
+        array, kind = pa.array(series, from_pandas=True), str(dtype)
+    else:
+        raise _Unkept(f"dtype {dtype}", wanted='a plain dtype, for example astype("str")')
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array, kind
+
+
+def _object_array(series: "pd.Series[Any]") -> Any:
+    import pyarrow as pa
+
     # NaN inside a list stays NaN only if top-level missing values are not left to Arrow
     values = series.where(series.notna(), None).to_list()
+    types = set(map(type, values)) - {type(None)}
+    if len(types) <= 1 and types <= _EXACT:
+        return pa.array(values)
+    values = [_plain(value, _MOST_LEVELS) for value in values]
     array = pa.array(values)
-    if kind not in _EXACT_KINDS:
-        for given, kept in zip(values, array.to_pylist(), strict=True):
-            if not _is_kept(given, kept):
-                raise UnstorableFrame(
-                    found=f"{place} with {kind} values: {str(given)[:60]} ({type(given).__name__})"
-                    f" would come back as {str(kept)[:60]} ({type(kept).__name__})",
-                    wanted="one type of value in a column; convert with astype",
-                )
+    for row, (given, kept) in enumerate(zip(values, array.to_pylist(), strict=True)):
+        if not _is_kept(given, kept):
+            raise _Unkept(
+                f"{str(given)[:60]!r} ({type(given).__name__}) in row {row}, which would come back "
+                f"as {str(kept)[:60]!r} ({type(kept).__name__})"
+            )
     return array
 
 
-def _is_kept(given: Any, kept: Any) -> bool:
-    """Tell whether Arrow gave back the same value, apart from lists for tuples and arrays."""
+def _plain(value: Any, levels: int) -> Any:
+    """Return a value in Python's own types, so that Arrow meets no others."""
     import numpy as np
 
-    if isinstance(given, (list, tuple, np.ndarray)):
-        return (
-            isinstance(kept, list) and len(given) == len(kept) and all(map(_is_kept, given, kept))
+    kind = type(value)
+    if kind is np.ndarray or issubclass(kind, np.generic):
+        known = value.dtype.kind in "biufUSO" and value.dtype != np.longdouble
+        if not known or (kind is np.ndarray and value.ndim == 0):
+            raise _Unkept(f"a value of numpy's type {value.dtype}")
+        value = value.tolist()
+        kind = type(value)
+    if kind in _LEAVES:
+        return value
+    if levels == 0:
+        raise _Unkept(f"data nested more than {_MOST_LEVELS} deep")
+    if kind is list or kind is tuple:
+        return [_plain(entry, levels - 1) for entry in value]
+    if kind is dict and all(type(name) is str for name in value):
+        return {name: _plain(entry, levels - 1) for name, entry in value.items()}
+    not_text = " whose keys are not all strings" if kind is dict else ""
+    raise _Unkept(f"a value of type {kind.__name__}{not_text}")
+
+
+def _is_kept(given: Any, kept: Any) -> bool:
+    """Tell whether Arrow gave back the same value of the same type."""
+    kind = type(given)
+    if kind is not type(kept):
+        return False
+    if kind is list:
+        return len(given) == len(kept) and all(map(_is_kept, given, kept))
+    if kind is dict:
+        return given.keys() == kept.keys() and all(
+            _is_kept(value, kept[name]) for name, value in given.items()
         )
-    if isinstance(given, Mapping):
-        return (
-            isinstance(kept, dict)
-            and given.keys() == kept.keys()
-            and all(_is_kept(value, kept[name]) for name, value in given.items())
-        )
-    if isinstance(given, np.generic):
-        given = given.item()
-    if isinstance(given, float) and given != given:
-        return isinstance(kept, float) and kept != kept
-    if isinstance(given, (bool, int, float, str, bytes, decimal.Decimal, type(None))):
-        return isinstance(given, type(kept)) and bool(given == kept)
+    if kind is float and given != given:
+        return bool(kept != kept)
+    if kind is datetime.datetime:
+        # instants are equal across zones
+        is_same_zone = _zone(given) == _zone(kept) and given.utcoffset() == kept.utcoffset()
+        return bool(given == kept and given.fold == kept.fold and is_same_zone)
+    if kind is datetime.time:
+        return bool(given == kept and given.fold == kept.fold and given.tzinfo is None)
     return bool(given == kept)
+
+
+def _zone(instant: datetime.datetime) -> Any:
+    zone = instant.tzinfo
+    if zone is None:
+        return None
+    return getattr(zone, "key", None) or getattr(zone, "zone", None) or zone.tzname(None)
+
+
+def _string_kind(dtype: "pd.StringDtype") -> Any:
+    import pandas as pd
+
+    return {"string": dtype.storage, "na": "NA" if dtype.na_value is pd.NA else "nan"}
+
+
+def _dtype_of(kind: Any) -> Any:
+    """Return the dtype of a kind without categories."""
+    import pandas as pd
+
+    if isinstance(kind, dict):
+        options = {} if kind["na"] == "NA" else {"na_value": float("nan")}
+        return pd.StringDtype(kind["string"], **options)
+    return pd.api.types.pandas_dtype(kind)
 
 
 def _to_values(column: "pa.ChunkedArray[Any]", kind: Any) -> Any:
@@ -262,27 +423,36 @@ def _to_values(column: "pa.ChunkedArray[Any]", kind: Any) -> Any:
         chunk: Any = column.combine_chunks()
         if isinstance(chunk, pa.ChunkedArray):
             chunk = chunk.chunk(0)
+        inner = kind["categories"]
         categories = pd.Index(
-            _to_values(pa.chunked_array([chunk.dictionary]), kind["categories"]),
+            _to_values(pa.chunked_array([chunk.dictionary]), inner),
+            dtype=object if inner == "object" else None,  # pandas 3 would make strings of objects
             tupleize_cols=False,
+            name=kind.get("name"),
         )
         codes = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return pd.Categorical.from_codes(
-            codes, categories=categories, ordered=chunk.type.ordered, validate=False
+            _writable(codes), categories=categories, ordered=chunk.type.ordered, validate=False
         )
-    if isinstance(kind, dict):
-        options = {} if kind["na"] == "NA" else {"na_value": float("nan")}
-        dtype: Any = pd.StringDtype(kind["string"], **options)
-        return dtype.__from_arrow__(column)
     if kind == "object":
         if types.is_string(column.type) or types.is_binary(column.type):
             return column.to_numpy()
         return pd.Series(column.to_pylist(), dtype=object).to_numpy()
-    dtype = pd.api.types.pandas_dtype(kind)
+    dtype = _dtype_of(kind)
+    if types.is_floating(column.type) and isinstance(dtype, pd.api.extensions.ExtensionDtype):
+        # __from_arrow__ of pandas 3 takes NaN for missing
+        nan = pa.scalar(float("nan"), column.type)
+        return pd.arrays.FloatingArray(
+            column.fill_null(nan).to_numpy().copy(), column.is_null().to_numpy().copy()
+        )
     if isinstance(dtype, pd.api.extensions.ExtensionDtype):
-        return dtype.__from_arrow__(column)  # type: ignore[attr-defined]  # every nullable dtype
-    return column.to_numpy().astype(dtype, copy=False)
+        return dtype.__from_arrow__(column)  # type: ignore[attr-defined]  # every dtype of a kind
+    return _writable(column.to_numpy().astype(dtype, copy=False))
 
 
-def _brief(error: Exception) -> str:
-    return str(error).splitlines()[0][:120]
+def _writable(values: Any) -> Any:
+    """Copy what is Arrow's under pandas 2, which would fail where a step assigns to a cell."""
+    import pandas as pd
+
+    copies_on_write = int(pd.__version__.partition(".")[0]) >= 3
+    return values if copies_on_write or values.flags.writeable else values.copy()

@@ -2,12 +2,16 @@
 
 Parquet alone would turn dictionaries into plain values and seconds into milliseconds, so the file
 carries the exact schema and the dictionaries in its own metadata, together with the content
-digest. Other readers ignore that and see an ordinary file.
+digest. Other readers ignore that and see an ordinary file. What that cannot mend is refused.
 """
 
 import base64
+import functools
 import hashlib
+import io
 from typing import IO, TYPE_CHECKING, Any
+
+from tenant_pipelines.storage.digest import table_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,11 +27,50 @@ class DamagedParquet(ValueError):
     """Bytes that are not the file that was written."""
 
 
+def check_storable(array: "pa.Array[Any]") -> None:
+    """Refuse an array that ``read_table`` would not give back.
+
+    Raises:
+        pyarrow.ArrowException, ValueError: Parquet has no such type or no room for a value.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values: Any = array
+    if isinstance(array, pa.DictionaryArray):
+        values = array.dictionary
+        # as writing and reading do it; a null or the same category twice would not be found again
+        array.slice(0, 0).cast(values.type)
+        found = pc.index_in(values, value_set=values)
+        if values.null_count or found.to_pylist() != list(range(len(values))):
+            raise ValueError("categories that are not one by one different values")
+    stored = _stored_type(values.type)
+    if stored != values.type:
+        again = values.cast(stored).cast(values.type)
+        if table_digest(pa.table({"": again})) != table_digest(pa.table({"": values})):
+            raise ValueError(f"a value that does not fit into Parquet's {stored}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _stored_type(type_: "pa.DataType") -> "pa.DataType":
+    """Return the type as which Parquet gives back a type: seconds come back as milliseconds."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    try:
+        pq.write_table(pa.table({"": pa.array([], type_)}), file)
+        stored: pa.DataType = pq.ParquetFile(file).read().schema.field(0).type
+    except OSError as error:  # what is nested too deep, for one
+        raise ValueError(str(error)) from error
+    return stored
+
+
 def write_table(table: "pa.Table", file: IO[bytes], *, digest: str) -> None:
     """Write a table.
 
     Args:
-        table: each column in one chunk, dictionaries at the top level only.
+        table: each column in one chunk that ``check_storable`` passed.
         file: receives the bytes.
         digest: of the table, to be compared when it is read.
     """

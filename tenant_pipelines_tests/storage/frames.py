@@ -5,11 +5,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from hypothesis import strategies as st
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 _SECONDS = st.integers(-(2**40), 2**40)
 _INTS = st.integers(-(2**63), 2**63 - 1)
+
+
+def _arrow(type_: "pa.DataType") -> Any:
+    return pd.ArrowDtype(type_)
 
 
 def _series(dtype: Any, values: st.SearchStrategy[Any]) -> Any:
@@ -77,6 +82,19 @@ _KINDS = [
     _series(object, st.one_of(st.none(), _NESTED)),
     _series(object, st.one_of(st.none(), st.fixed_dictionaries({"a": _INTS, "b": _TEXT}))),
     _series(object, st.one_of(st.none(), st.decimals(-(10**6), 10**6, places=3))),
+    _series(object, st.one_of(st.none(), st.datetimes().map(lambda t: t.replace(fold=0)))),
+    _series(object, st.one_of(st.none(), st.times().map(lambda time: time.replace(fold=0)))),
+    _series(object, st.one_of(st.none(), st.timedeltas(max_value=datetime.timedelta(10**5)))),
+    _series(object, st.one_of(st.none(), st.lists(st.fixed_dictionaries({"a": _NESTED})))),
+    _series("float16", st.floats(width=16)),
+    _series("UInt64", st.one_of(st.none(), st.integers(0, 2**64 - 1))),
+    _series("Float64", st.one_of(st.none(), st.floats(allow_nan=False))),
+    _series(pd.StringDtype("python"), st.one_of(st.none(), _TEXT)),
+    _series(pd.StringDtype("python", na_value=np.nan), st.one_of(st.none(), _TEXT)),
+    _series(_arrow(pa.float64()), st.one_of(st.none(), st.floats(allow_nan=False))),
+    _series(_arrow(pa.list_(pa.int64())), st.one_of(st.none(), _NESTED)),
+    _series(_arrow(pa.decimal128(9, 3)), st.one_of(st.none(), st.decimals(-9, 9, places=3))),
+    _series(_arrow(pa.binary()), st.one_of(st.none(), st.binary(max_size=5))),
     _series("timedelta64[ms]", st.timedeltas(datetime.timedelta(-9), datetime.timedelta(9))),
     _times("s", None),
     _times("us", "Europe/Berlin"),
@@ -92,7 +110,11 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
     names = draw(st.lists(_TEXT, max_size=5, unique=True))
     columns = {name: draw(draw(st.sampled_from(_KINDS))(size)) for name in names}
     frame = pd.DataFrame(columns, index=pd.RangeIndex(size))
-    index = draw(st.sampled_from(["default", "range", "text", "times", "two levels", "objects"]))
+    if draw(st.booleans()):
+        frame.columns.name = draw(_TEXT)
+    index = draw(
+        st.sampled_from(["default", "range", "text", "times", "two levels", "objects", "missing"])
+    )
     if index == "range":
         frame.index = pd.RangeIndex(5, 5 + 3 * size, 3, name="n")
     elif index == "text":
@@ -102,6 +124,8 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
     elif index == "two levels":
         levels: list[Any] = [list(range(size)), pd.Categorical(["x"] * size)]
         frame.index = pd.MultiIndex.from_arrays(levels, names=["a", None])
+    elif index == "missing":
+        frame.index = pd.Index([None, 2**63 - 1] * size, dtype="Int64", name="id")[:size]
     elif index == "objects":
         frame.index = pd.Index([f"row {n}" for n in range(size)], dtype=object)
     return frame

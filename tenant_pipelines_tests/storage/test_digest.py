@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenant_pipelines.storage.digest import UnsupportedType, table_digest
+from tenant_pipelines.storage.digest import NAMES_KEY, UnsupportedType, table_digest
 from tenant_pipelines.storage.frame import to_table
 from tenant_pipelines_tests.storage.frames import frames
 
@@ -64,11 +64,13 @@ def test_what_lies_in_null_slots_does_not_count() -> None:
 
 
 def test_encodings_of_the_same_values_are_the_same() -> None:
-    """Dictionary numbering, offset width and NaN bits are no content; an order is."""
+    """Index and offset width, NaN bits and order of fields are no content; categories are."""
     one = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array(["a", "b"]))
     other = pa.DictionaryArray.from_arrays(
-        pa.array([2, 0, None], pa.int8()), pa.array(["b", "z", "a"], pa.large_string())
+        pa.array([0, 1, None], pa.int8()), pa.array(["a", "b"], pa.large_string())
     )
+    unused = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array(["a", "b", "c"]))
+    turned = pa.DictionaryArray.from_arrays(pa.array([1, 0, None]), pa.array(["b", "a"]))
     ordered = pa.DictionaryArray.from_arrays(
         pa.array([0, 1, None]), pa.array(["a", "b"]), ordered=True
     )
@@ -76,8 +78,14 @@ def test_encodings_of_the_same_values_are_the_same() -> None:
         pa.array([1, 0, None]), pa.array(["b", "a"]), ordered=True
     )
     assert digest(one) == digest(other)
-    assert len({digest(one), digest(ordered), digest(reverse)}) == 3
+    assert len({digest(each) for each in (one, unused, turned, ordered, reverse)}) == 5
     assert digest(pa.array(["x"])) == digest(pa.array(["x"], pa.large_string()))
+    assert digest(pa.array(["x"])) == digest(pa.array(["x"], pa.string_view()))
+    assert digest(pa.nulls(2)) == digest(pa.nulls(2, pa.string()))
+    rows = [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
+    orders = [pa.struct([("a", pa.int64()), ("b", pa.string())])]
+    orders += [pa.struct([("b", pa.string()), ("a", pa.int64())])]
+    assert len({digest(pa.array(rows, order)) for order in orders}) == 1
     quiet, signed = 0x7FF8000000000000, 0xFFF8000000000001
     nans = [
         pa.Array.from_buffers(pa.float64(), 1, [None, pa.py_buffer(bits.to_bytes(8, "little"))])
@@ -105,9 +113,11 @@ def test_schema_metadata_does_not_count() -> None:
     """Versions of pandas write different metadata."""
     table = pa.table({"c": pa.array([1])})
     assert table_digest(table.replace_schema_metadata({"pandas": "x"})) == table_digest(table)
+    assert table_digest(table.replace_schema_metadata({NAMES_KEY: "x"})) != table_digest(table)
 
 
 def test_a_type_without_a_logical_form_is_refused() -> None:
     """Better no digest than one that misses content."""
-    with pytest.raises(UnsupportedType):
-        digest(pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())))
+    for type_ in (pa.map_(pa.string(), pa.int64()), pa.list_(pa.int64(), 0), pa.uuid()):
+        with pytest.raises(UnsupportedType):
+            digest(pa.nulls(1, type_))
