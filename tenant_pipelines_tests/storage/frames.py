@@ -32,7 +32,7 @@ def _categorical(size: int) -> Any:
         st.lists(_TEXT, min_size=3, max_size=3, unique=True),
         st.lists(_INTS, min_size=3, max_size=3, unique=True),
         st.lists(_SECONDS, min_size=3, max_size=3, unique=True).map(
-            lambda entries: pd.to_datetime(entries, unit="s")
+            lambda entries: pd.DatetimeIndex(np.array(entries, dtype="datetime64[s]"))
         ),
     )
 
@@ -63,6 +63,8 @@ def _times(unit: str, zone: str | None) -> Any:
     return build
 
 
+# Arrow counts microseconds in 64 bit, which is less than Python holds
+_SPANS = st.timedeltas(datetime.timedelta(-(10**5)), datetime.timedelta(10**5))
 _NESTED = st.lists(st.one_of(st.none(), st.integers(-9, 9)), max_size=3)
 _KINDS = [
     _series("int64", _INTS),
@@ -84,7 +86,7 @@ _KINDS = [
     _series(object, st.one_of(st.none(), st.decimals(-(10**6), 10**6, places=3))),
     _series(object, st.one_of(st.none(), st.datetimes().map(lambda t: t.replace(fold=0)))),
     _series(object, st.one_of(st.none(), st.times().map(lambda time: time.replace(fold=0)))),
-    _series(object, st.one_of(st.none(), st.timedeltas(max_value=datetime.timedelta(10**5)))),
+    _series(object, st.one_of(st.none(), _SPANS)),
     _series(object, st.one_of(st.none(), st.lists(st.fixed_dictionaries({"a": _NESTED})))),
     _series("float16", st.floats(width=16)),
     _series("UInt64", st.one_of(st.none(), st.integers(0, 2**64 - 1))),

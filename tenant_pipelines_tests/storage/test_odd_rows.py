@@ -395,6 +395,7 @@ REFUSED: dict[str, Make | tuple[Make, str]] = {
     "Timestamp": objects(pd.Timestamp(2024, 1, 1)),
     "Timestamp in a list": objects([pd.Timestamp(2024, 1, 1)]),
     "Timedelta": objects(pd.Timedelta(1)),
+    "timedelta beyond 64 bit": objects(dt.timedelta.max),
     "datetime64": objects(np.datetime64("2024-01-01", "us")),
     "array of datetime64": objects(np.array(["2024-01-01", "NaT"], "M8[us]")),
     "array without rows": objects(np.array(1)),
