@@ -63,8 +63,8 @@ def run(
     run_id = str(uuid.uuid4())
     request = Request(root=run_id, tenants=tenant, steps=step, force=force)
     reader = FleetReader(loaded, environ=os.environ)
-    reader.check_new_cycle(new_cycle, root=run_id)
-    todo = _todo(reader, chosen, request, opens=new_cycle is not None)
+    opens = reader.opens_cycle(new_cycle, root=run_id)
+    todo = _todo(reader, chosen, request, opens=opens)
     is_shown = True
     if todo or dead_runs(loaded.state):
         is_shown = _launch(loaded, todo, request, new_cycle=new_cycle)

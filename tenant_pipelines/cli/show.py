@@ -50,9 +50,9 @@ def plan(
         loaded.pipeline[name]
     request = Request(root="", tenants=tenant, steps=step, force=force)
     reader = FleetReader(loaded, environ=os.environ)
-    reader.check_new_cycle(new_cycle, root="")
+    opens = reader.opens_cycle(new_cycle, root="")
     views = [
-        reader.shard(name, request, new_cycle=new_cycle is not None)
+        reader.shard(name, request, new_cycle=opens)
         for name in chosen_shards(loaded, shard, tenant)
     ]
     damaged = [view for view in views if view.damage is not None]

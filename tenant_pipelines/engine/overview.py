@@ -13,7 +13,7 @@ from tenant_pipelines.engine.cycles import cycle_to_open, known_cycles, newest_c
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, Request, plan_tenant
 from tenant_pipelines.engine.ports import has_artifact
-from tenant_pipelines.engine.runner import find_moved, hold_reason, read_histories
+from tenant_pipelines.engine.runner import as_spent, find_moved, hold_reason, read_histories
 from tenant_pipelines.errors import JournalUnusable, TenantMoved, TenantSettingMissing
 from tenant_pipelines.fleet.model import Fleet, Shard
 from tenant_pipelines.fleet.settings import resolve_settings
@@ -113,13 +113,15 @@ class FleetReader:
     def _histories(self) -> dict[str, str]:
         return read_histories(self.fleet)
 
-    def check_new_cycle(self, asked: str | None, *, root: str) -> None:
-        """Refuse a new cycle that a run could not open, before anything starts.
+    def opens_cycle(self, asked: str | None, *, root: str) -> bool:
+        """Tell whether a run that asks for a new cycle opens one, and does not resume it.
 
         Raises:
-            InvalidRequest: see ``cycle_to_open``.
+            InvalidRequest: see ``cycle_to_open``; told before anything starts.
         """
-        cycle_to_open(self._known, asked=asked, root=root, now=datetime.now(UTC))
+        now = datetime.now(UTC)
+        cycle = cycle_to_open(self._known, asked=asked, root=root, now=now)
+        return all(known.name != cycle.name for known in self._known)
 
     def shard(
         self,
@@ -150,6 +152,7 @@ class FleetReader:
             with journal:
                 states: dict[str, TenantState] = {}
                 if self.cycle is not None and not new_cycle:
+                    request = as_spent(request, journal, self.cycle.name)
                     view.lags = self.cycle.name not in {
                         entry.cycle for entry in journal.cycle_entries()
                     }

@@ -60,6 +60,7 @@ class Request:
         force: run the selected cells again, once per ``root``.
         root: id of the root run or backfill; re-executions share it.
         is_exact: the steps were picked in the UI and nothing else may run.
+        is_spent: the root run forced cells in an older cycle; it forces none in this one.
     """
 
     root: str
@@ -67,6 +68,7 @@ class Request:
     steps: Collection[str] | None = None
     force: bool = False
     is_exact: bool = False
+    is_spent: bool = False
 
     def asked_tenants(self, tenants: Iterable[str]) -> list[str]:
         """Return those of a shard's tenants whose cells are asked for, in their order."""
@@ -84,6 +86,7 @@ class Request:
         """Tell whether this request still has to open a new generation of the cell."""
         return (
             self.force
+            and not self.is_spent
             and (self.steps is None or step in self.steps)
             and self.root not in cell.forced_by
         )

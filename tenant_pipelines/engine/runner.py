@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from tenant_pipelines.engine.chain import Chain
@@ -45,7 +46,7 @@ class ShardRun:
         request: Request,
         environ: Mapping[str, str],
     ) -> None:
-        """Prepare the run; nothing is read or written yet.
+        """Prepare the run; nothing is written yet.
 
         Args:
             fleet: the fleet.
@@ -57,6 +58,7 @@ class ShardRun:
             request: what was asked for.
             environ: for ``${…}`` in the tenants' settings.
         """
+        request = as_spent(request, journal, cycle.name)
         self._fleet = fleet
         self._shard = fleet.shard(shard)
         self._environ = environ
@@ -294,6 +296,16 @@ class _Pool:
                 self._told.put(None)
             if self.left <= 0:
                 self._changed.notify_all()
+
+
+def as_spent(request: Request, journal: Journal, cycle: str) -> Request:
+    """Return the request as it is in a cycle: its root may have forced cells in an older one.
+
+    The newer cycle ran it all since, and a re-execution only resumes it.
+    """
+    if request.force and journal.has_forced(request.root, outside=cycle):
+        return replace(request, is_spent=True)
+    return request
 
 
 def ledger_of(fleet: Fleet) -> Ledger | None:

@@ -344,6 +344,18 @@ class Journal:
         """Return a tenant's ``completed`` entries of all cycles, in order."""
         return list(self._read(self._statements.completions, tenant))
 
+    def cycle_before(self, cycle: str, *, tenant: str, steps: Collection[str]) -> str | None:
+        """Return the other cycle in which the tenant last completed one of ``steps``, if any."""
+        for found, step in self._rows(self._statements.completed_elsewhere, tenant, cycle):
+            if step in steps:
+                return str(found)
+        return None
+
+    def has_forced(self, root: str, *, outside: str) -> bool:
+        """Tell whether a root run forced a cell in another cycle than this one."""
+        forced = self._read(self._statements.forced, outside)
+        return any(entry.payload["root"] == root for entry in forced)
+
     def all_entries(self) -> Iterator[Entry]:
         """Yield every entry in order, each checked against its checksum."""
         return self._read(self._statements.all)

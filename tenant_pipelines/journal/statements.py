@@ -21,7 +21,8 @@ from sqlalchemy.sql.expression import ClauseElement
 from tenant_pipelines.journal.schema import entries, pruned
 
 # a cycle that was opened stays known: its name is never used again
-_PRUNABLE = ("started", "completed", "failed", "forced")
+# and a force is obeyed once, also by a re-execution long after
+_PRUNABLE = ("started", "completed", "failed")
 
 
 class Statements:
@@ -53,6 +54,21 @@ class Statements:
         )
         self.completions = self._text(
             every.where(entries.c.kind == literal_column("'completed'"), tenant)
+        )
+        # newest first; "+" as above
+        self.completed_elsewhere = self._text(
+            select(entries.c.cycle, entries.c.step)
+            .where(
+                entries.c.kind == literal_column("'completed'"),
+                tenant,
+                entries.c.cycle != bindparam("cycle"),
+            )
+            .order_by(literal_column("+entries.seq").desc())
+        )
+        self.forced = self._text(
+            select(*columns).where(
+                entries.c.kind == literal_column("'forced'"), entries.c.cycle != bindparam("cycle")
+            )
         )
         self.of_cycle = self._text(
             select(*columns)

@@ -74,7 +74,7 @@ def test_reading_a_fleet_that_never_ran_creates_nothing(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, _STEPS, {"a": ["acme"], "b": ["globex"]})
     reader = FleetReader(fleet, environ={})
     assert reader.cycle is None
-    reader.check_new_cycle("first", root="r")
+    assert reader.opens_cycle("first", root="r")
     for shard in fleet.shards:
         view = reader.shard(shard, Request(root=""))
         assert (view.cycle, view.lags, view.damage) == (None, True, None)
@@ -308,11 +308,11 @@ def test_a_new_cycle_that_a_run_could_not_open_is_refused_before_anything_starts
     for name in ("feb", "mar"):
         open_cycle(fleet, asked=name, root=name, run_id=name)
     reader = FleetReader(fleet, environ={})
-    reader.check_new_cycle(None, root="r")
-    reader.check_new_cycle("mar", root="r")
-    reader.check_new_cycle("apr", root="r")
+    assert not reader.opens_cycle(None, root="r")
+    assert not reader.opens_cycle("mar", root="r")
+    assert reader.opens_cycle("apr", root="r")
     with pytest.raises(InvalidRequest, match=r"'feb', which an older cycle has.*'mar'"):
-        reader.check_new_cycle("feb", root="r")
+        reader.opens_cycle("feb", root="r")
 
 
 def test_the_reader_passes_on_each_entry_of_the_newest_cycle_only(tmp_path: Path) -> None:

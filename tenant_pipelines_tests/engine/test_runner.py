@@ -338,6 +338,21 @@ def test_a_forced_cell_runs_in_a_new_generation_and_its_downstream_only_if_chang
     )
 
 
+def test_a_force_that_an_older_cycle_obeyed_is_spent_in_a_newer_one(tmp_path: Path) -> None:
+    """Re-executing yesterday's forced run after the nightly tick resumes tonight's cycle."""
+    fleet = make_fleet(tmp_path, STEPS, {"a": ["acme", "globex"]})
+    run_shard(fleet)
+    asked: dict[str, Any] = {"steps": ["transform"], "force": True, "root": "yesterday's"}
+    run_shard(fleet, tenants=["acme"], **asked)
+    run_shard(fleet, new_cycle="2", tenants=["acme"])
+    again = run_shard(fleet, tenants=["acme"], **asked)
+    assert (again.report.cycle, again.cells) == ("2", [])
+    assert again.report.is_complete
+    assert run_shard(fleet, tenants=["acme"], **{**asked, "root": "today's"}).cells == [
+        ("acme", "transform")
+    ]
+
+
 def test_an_artifact_that_is_gone_is_made_again_only_when_needed(tmp_path: Path) -> None:
     """A lost output costs its own step, and nothing below it when the digest is the same."""
     big = "x" * 10_000
