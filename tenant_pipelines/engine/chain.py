@@ -13,6 +13,7 @@ from typing import Any
 from tenant_pipelines.engine.opening import (
     collect_leftovers,
     effects_to_settle,
+    find_window,
     open_forced,
     read_what_others_wrote,
 )
@@ -20,6 +21,7 @@ from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, plan_tenan
 from tenant_pipelines.engine.ports import has_artifact
 from tenant_pipelines.engine.step_context import context_of
 from tenant_pipelines.engine.step_guard import describe_failure, guarded
+from tenant_pipelines.engine.window import window_from, window_to
 from tenant_pipelines.engine.work import (
     CellCompleted,
     CellFailed,
@@ -36,7 +38,7 @@ from tenant_pipelines.errors import (
     UnsupportedOutput,
 )
 from tenant_pipelines.fleet.cell import Attempt
-from tenant_pipelines.fleet.context import StepContext, Window, is_cursor, oldest_cursor
+from tenant_pipelines.fleet.context import StepContext, Window, is_cursor
 from tenant_pipelines.fleet.pipeline import Step
 from tenant_pipelines.fleet.settings import ResolvedSettings
 from tenant_pipelines.journal.entries import Draft, EntryKind
@@ -256,13 +258,11 @@ class Chain:
 
     def _pin_window(self, attempt: Attempt) -> dict[str, Any]:
         """Return the window that every attempt and generation of the cycle then reads."""
-        ledger, pipeline = self._work.ledger, self._work.fleet.pipeline
-        loads = [load.name for load in pipeline.loads]
-        after = None if ledger is None else oldest_cursor(ledger.cursors(self.tenant, loads))
-        step = pipeline.window_step
+        window = find_window(self._work, self.tenant)
+        step = self._work.fleet.pipeline.window_step
         if step is None or step.window is None:
-            return {"after": after, "to": self._work.cycle.instant}
-        context = self._context(replace(attempt, step=step.name), Window(after=after, to=None), {})
+            return window_to(replace(window, to=self._work.cycle.instant))
+        context = self._context(replace(attempt, step=step.name), window, {})
         with guarded():
             to = step.window(context)
         if to is not None and not is_cursor(to):
@@ -272,9 +272,10 @@ class Chain:
                 found=f"a {type(to).__name__}",
                 wanted="a string, an integer, a finite float or None",
             )
+        after = window.after
         if after is not None and to is not None and isinstance(after, str) != isinstance(to, str):
             after = None  # it was committed for another cursor column: read everything once
-        return {"after": after, "to": to}
+        return window_to(replace(window, after=after, to=to))
 
     def _start(
         self, step: Step, attempt: Attempt, *, inputs: dict[str, str], reason: Reason
@@ -298,8 +299,7 @@ class Chain:
             raise window_error
         store = self._work.store
         values = {name: self._load(name) for name in step.upstream}
-        window = self._state.window or {"after": None, "to": None}
-        context = self._context(attempt, Window(**window), inputs)
+        context = self._context(attempt, window_from(self._state.window), inputs)
         with guarded():
             value = step(context, **values)
         return store.store(attempt, value)

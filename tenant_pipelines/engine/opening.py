@@ -2,10 +2,12 @@
 
 import logging
 
+from tenant_pipelines.engine.window import open_window
 from tenant_pipelines.engine.work import ShardWork
 from tenant_pipelines.errors import LedgerDisagrees
+from tenant_pipelines.fleet.context import Window
 from tenant_pipelines.journal.entries import Draft, EntryKind
-from tenant_pipelines.journal.fold import Outcome, TenantState
+from tenant_pipelines.journal.fold import Outcome, TenantState, fold_tenant
 from tenant_pipelines.storage.engines import shown
 from tenant_pipelines.storage.ledger import LedgerRow
 
@@ -58,6 +60,22 @@ def effects_to_settle(work: ShardWork, tenant: str, state: TenantState) -> list[
         if row.generation == cell.generation and cell.outcome in _UNENDED:
             found.append(row)
     return found
+
+
+def find_window(work: ShardWork, tenant: str) -> Window:
+    """Return the tenant's window of this cycle, its end still open; see ``open_window``."""
+    pipeline, cycle = work.fleet.pipeline, work.cycle.name
+    if work.ledger is None:
+        return Window(after=None, to=None)
+    before = work.journal.cycle_before(cycle, tenant=tenant, steps=pipeline.every_name)
+    previous, settled = TenantState(), list[LedgerRow]()
+    if before is not None:
+        previous = fold_tenant(work.journal.of_tenant(cycle=before, tenant=tenant))
+        settled = work.ledger.settled(tenant=tenant, cycle=before)
+    committed = work.ledger.cursors(tenant, [load.name for load in pipeline.loads])
+    return open_window(
+        pipeline, committed=committed, before=before, previous=previous, settled=settled
+    )
 
 
 def open_forced(work: ShardWork, tenant: str, state: TenantState) -> None:

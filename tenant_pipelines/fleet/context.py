@@ -33,10 +33,13 @@ class Window:
         after: the oldest of the cursors that the tenant's loads committed last; None, for
             everything, when one of them never did.
         to: the newest cursor value that this cycle reads; None when the source has no row yet.
+        redoes: older cycles whose windows it covers because a load of theirs is outdated; a load
+            deletes the tenant's rows of these first.
     """
 
     after: Cursor | None
     to: Cursor | None
+    redoes: tuple[str, ...] = ()
 
 
 class Settings(Mapping[str, Any]):

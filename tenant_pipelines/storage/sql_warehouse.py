@@ -163,8 +163,9 @@ def _delete_replaced(
     """Delete what this load replaces: an earlier generation's rows, and the groups it touches."""
     quoted = quoter(connection)
     delete = f"DELETE FROM {quoted(target.table)} WHERE _tenant = ?"  # noqa: S608  (quoted)
-    if ctx.generation > 1:
-        connection.exec_driver_sql(f"{delete} AND _cycle = ?", (ctx.tenant, ctx.cycle))
+    redone = [*ctx.window.redoes, *([ctx.cycle] if ctx.generation > 1 else [])]
+    for cycle in redone:
+        connection.exec_driver_sql(f"{delete} AND _cycle = ?", (ctx.tenant, cycle))
     if target.replaces == ():
         connection.exec_driver_sql(delete, (ctx.tenant,))
     elif target.replaces and prepared:
