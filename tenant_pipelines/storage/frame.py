@@ -5,8 +5,9 @@ instead, and so is what another version of pandas could not read. Not kept: ``Da
 
 Normalised in columns of objects: a missing value becomes None, a tuple or numpy array in a cell a
 list, numpy's numbers and strings Python's; decimals get the column's number of places (and lose the
-sign of a zero), dicts the column's order of keys. Elsewhere: an index 0, 1, 2, … without a name is
-a RangeIndex, and a time zone is what the reader's pandas makes of its name (pytz's under pandas 2).
+sign of a zero), dicts the column's order of keys. Elsewhere: a name of a subclass of str is plain
+text, an index 0, 1, 2, … without a name is a RangeIndex, and a time zone is what the reader's
+pandas makes of its name (pytz's under pandas 2).
 
 pandas 2 and 3 read each other's tables. Text has the same digest in both, whether its dtype is
 object, str or string. Where pandas 3 makes another dtype of the same source, the digest differs,
@@ -77,13 +78,14 @@ def to_table(frame: "pd.DataFrame") -> "pa.Table":
     index = frame.index
     # a table without columns does not know how many rows it has
     is_default = _is_default(index) and (len(frame.columns) > 0 or len(index) == 0)
-    names: list[str] = list(frame.columns)
+    names = [_checked_name(name, "the columns") for name in frame.columns]
+    columns_name = _checked_name(frame.columns.name, "the columns' names")
     fields = [(name, frame[name], f"column {name!r}") for name in names]
     levels: list[dict[str, Any]] = []
     if not is_default:
         for position, level_name in enumerate(index.names):
             place = f"index level {position} ({level_name!r})"
-            _check_name(level_name, place)
+            level_name = _checked_name(level_name, place)
             _check_level(index, position, place)
             field_name = f"__index_{position}_{json.dumps(level_name)}"
             while field_name in names:
@@ -103,13 +105,13 @@ def to_table(frame: "pd.DataFrame") -> "pa.Table":
         if is_default or not isinstance(index, pd.RangeIndex)
         else [index.start, index.stop, index.step],
         "freq": _freq_name(index),
-        "columns": [_names_kind(frame.columns), frame.columns.name],
+        "columns": [_names_kind(frame.columns), columns_name],
         "duplicates": frame.flags.allows_duplicate_labels,
     }
     metadata: dict[bytes | str, bytes | str] = {_META: json.dumps(meta)}
-    if levels or frame.columns.name is not None:
+    if levels or columns_name is not None:
         # data too, but not in any field
-        metadata[NAMES_KEY] = json.dumps([len(levels), frame.columns.name])
+        metadata[NAMES_KEY] = json.dumps([len(levels), columns_name])
     schema = pa.schema(
         [(name, array.type) for (name, _, _), array in zip(fields, arrays, strict=True)],
         metadata=metadata,
@@ -173,7 +175,7 @@ def _check_columns(frame: "pd.DataFrame") -> None:
 
     if type(frame) is not pd.DataFrame:
         raise UnstorableFrame(found=f"a {type(frame).__name__}", wanted="a plain pandas DataFrame")
-    others = [name for name in frame.columns if type(name) is not str]
+    others = [name for name in frame.columns if not isinstance(name, str)]
     if others:
         raise UnstorableFrame(
             found=f"the column name {others[0]!r}", wanted="column names that are strings"
@@ -191,17 +193,17 @@ def _check_columns(frame: "pd.DataFrame") -> None:
         raise UnstorableFrame(
             found=f"the column name {name!r} more than once", wanted="each column name once"
         )
-    if frame.columns.name is not None and type(frame.columns.name) is not str:
-        raise UnstorableFrame(
-            found=f"{frame.columns.name!r} as name of the columns", wanted="a string or none"
-        )
 
 
-def _check_name(name: Any, place: str) -> None:
-    if name is not None and type(name) not in {str, int}:
+def _checked_name(name: Any, place: str) -> Any:
+    """Return a name in plain text: SQLAlchemy gives pandas 2 a subclass of str."""
+    if isinstance(name, str):
+        return str.__str__(name)
+    if name is not None and type(name) is not int:
         raise UnstorableFrame(
             found=f"{place} with the name {name!r}", wanted="a name that is a string"
         )
+    return name
 
 
 def _check_level(index: "pd.Index[Any]", position: int, place: str) -> None:
@@ -293,8 +295,7 @@ def _converted(series: "pd.Series[Any]", place: str) -> "tuple[pa.Array[Any], An
     array: Any
     kind: Any
     if isinstance(dtype, pd.CategoricalDtype):
-        name = dtype.categories.name
-        _check_name(name, f"{place} with categories")
+        name = _checked_name(dtype.categories.name, f"{place} with categories")
         categories, inner = _to_array(_series_of(dtype.categories), place)
         codes = series.cat.codes.to_numpy()
         indices: Any = pa.array(codes, mask=codes == -1)

@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from sqlalchemy.sql import quoted_name
 
 from tenant_pipelines.errors import ArtifactDamaged, UnsupportedOutput
 from tenant_pipelines.storage.artifacts import ArtifactStore
@@ -247,6 +248,7 @@ KEPT: dict[str, Make] = {
     "names str python": lambda: with_columns(
         pd.Index(["a"], dtype=pd.StringDtype("python", na_value=np.nan))
     ),
+    "names named by a number": lambda: with_columns(pd.Index(["a"], name=3)),
     "names named": lambda: with_columns(pd.Index(["a"], name="n")),
     "nothing": pd.DataFrame,
     "no columns": lambda: pd.DataFrame(index=range(3)),
@@ -325,6 +327,14 @@ NORMALISED: dict[str, tuple[Make, Make]] = {
     "zone of zoneinfo": (
         lambda: pd.DataFrame({"m": times(BERLIN)}),
         lambda: pd.DataFrame({"m": times("Europe/Berlin")}),
+    ),
+    "names of SQLAlchemy": (
+        lambda: (
+            levels([1], [2], names=[quoted_name("x", quote=True), "y"])
+            .rename_axis(columns=quoted_name("n", quote=None))
+            .set_axis([quoted_name("a", quote=None)], axis=1)
+        ),
+        lambda: levels([1], [2], names=["x", "y"]).rename_axis(columns="n"),
     ),
     "index 0, 1, 2": (lambda: index([0, 1, 2]), lambda: index(pd.RangeIndex(3))),
 }
@@ -462,7 +472,10 @@ REFUSED: dict[str, Make | tuple[Make, str]] = {
     "no names but times": (lambda: pd.DataFrame(columns=pd.DatetimeIndex([])), "DatetimeIndex"),
     "names category": (lambda: with_columns(pd.CategoricalIndex(["a"])), "category"),
     "names arrow": (lambda: with_columns(pd.Index(["a"], dtype=ARROW(pa.string()))), "string"),
-    "names named by an int": (lambda: with_columns(pd.Index(["a"], name=3)), "3 as name"),
+    "names named by a tuple": (
+        lambda: with_columns(pd.Index(["a"], name=("n", 1))),
+        "columns.*'n'",
+    ),
     "index mixed": (lambda: index(pd.Index([1, "a"], dtype=object)), "index level 0"),
     "index tuples": (lambda: index(pd.Index([(1, "a")], tupleize_cols=False)), "index level 0"),
     "index period": (lambda: index(pd.period_range("2024", periods=2, freq="M")), "index level 0"),
