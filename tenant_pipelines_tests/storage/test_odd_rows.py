@@ -331,8 +331,8 @@ NORMALISED: dict[str, tuple[Make, Make]] = {
     "names of SQLAlchemy": (
         lambda: (
             levels([1], [2], names=[quoted_name("x", quote=True), "y"])
-            .rename_axis(columns=quoted_name("n", quote=None))
             .set_axis([quoted_name("a", quote=None)], axis=1)
+            .rename_axis(columns=quoted_name("n", quote=None))
         ),
         lambda: levels([1], [2], names=["x", "y"]).rename_axis(columns="n"),
     ),
