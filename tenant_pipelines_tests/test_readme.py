@@ -1,7 +1,9 @@
 """README's commands and files are executed, so that they stay true."""
 
+import contextlib
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -9,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from tenant_pipelines.cli.main import app
+from tenant_pipelines.engine.recompute import Verdict, recompute
 from tenant_pipelines.fleet.file import load_fleet
 from tenant_pipelines_tests.cli.command import SECONDS, environ_of
+from tenant_pipelines_tests.engine.fleets import run_shard
 
 _ROOT = Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def _block(kind: str, name: str) -> str:
-    found = re.search(
-        rf"<!-- {kind}: {re.escape(name)} -->\s*```\w+\n(.+?)\n```", _README, re.DOTALL
-    )
-    assert found is not None, f"README.md has no {kind} {name}"
+def _block(kind: str, name: str, page: str = _README) -> str:
+    found = re.search(rf"<!-- {kind}: {re.escape(name)} -->\s*```\w+\n(.+?)\n```", page, re.DOTALL)
+    assert found is not None, f"the page has no {kind} {name}"
     return found[1]
 
 
@@ -83,6 +85,43 @@ def test_the_example_fleet_loads_and_its_pipeline_runs(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert "3 ran" in ended.stdout
+
+
+def test_the_incremental_example_of_the_docs_runs(tmp_path: Path) -> None:
+    """A late and a corrected order change their day; verify agrees."""
+    page = (_ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    (tmp_path / "incremental.py").write_text(_block("file", "incremental.py", page))
+    (tmp_path / "fleet.yaml").write_text(
+        "name: shop\npipeline: incremental:orders\nwarehouse: sqlite:///{state}/w.db\n"
+        "shards: {a: {tenants: [acme, other]}}\n"
+    )
+    environ = {"TENANT_PIPELINES_STATE": str(tmp_path)}
+    fleet = load_fleet(tmp_path / "fleet.yaml", environ=environ)
+    fleet.state.mkdir()
+
+    def order(*rows: str) -> None:
+        with contextlib.closing(sqlite3.connect(fleet.state / "orders.db")) as connection:
+            connection.executescript(
+                "CREATE TABLE IF NOT EXISTS orders (seq INTEGER PRIMARY KEY, order_id INTEGER, "
+                "customer TEXT, day TEXT, product TEXT, amount REAL);"
+                + "".join(f"INSERT INTO orders VALUES (NULL, {row});" for row in rows)
+            )
+
+    order("1, 'acme', 'mon', 'tea', 1", "2, 'acme', 'mon', 'tea', 3", "3, 'other', 'mon', 'tea', 9")
+    assert run_shard(fleet).report.ran == 6
+    order("4, 'acme', 'mon', 'tea', 4", "2, 'acme', 'mon', 'pie', 5", "5, 'acme', 'tue', 'tea', 2")
+    assert run_shard(fleet, new_cycle="2").report.ran == 6
+    with contextlib.closing(sqlite3.connect(fleet.state / "w.db")) as connection:
+        rows = connection.execute(
+            "SELECT day, product, orders, median FROM daily WHERE _tenant = 'acme'"
+        )
+        assert sorted(rows) == [
+            ("mon", "pie", 1, 5.0),
+            ("mon", "tea", 2, 2.5),
+            ("tue", "tea", 1, 2.0),
+        ]
+    found = recompute(fleet, "a", tenants=None, environ={})
+    assert [one.verdict for one in found] == [Verdict.EQUAL, Verdict.EQUAL]
 
 
 def test_every_command_is_in_the_readme() -> None:

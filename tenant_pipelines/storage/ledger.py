@@ -114,9 +114,9 @@ class Ledger:
         return rows[-1] if rows else None
 
     def has_loaded(self, connection: sa.Connection, *, step: str, table: str) -> bool:
-        """Tell whether a load of any tenant put rows into a table, after ``settled_by``."""
+        """Tell whether a cursor counts on rows of any tenant in a table, after ``settled_by``."""
         query = sa.select(_table.c.output).where(
-            _table.c.fleet == self._fleet, _table.c.step == step
+            _table.c.fleet == self._fleet, _table.c.step == step, _table.c.cursor != "null"
         )
         outputs = (json.loads(text) for text in connection.scalars(query))
         return any(output.get("table") == table and output.get("rows") for output in outputs)

@@ -149,11 +149,14 @@ def _load(ctx: StepContext, target: Target, *, upstream: str, value: Any) -> dic
 
 
 def _table_is_gone(ctx: StepContext, place: Place) -> WarehouseRefused:
+    begin_again = (
+        f"UPDATE {LEDGER_TABLE} SET cursor = 'null' "  # noqa: S608  (shown, not run)
+        f"WHERE fleet = '{ctx.fleet}' AND step = '{ctx.step}'"
+    )
     return place.refused(
         found="no such table in the warehouse, although its ledger says that rows were loaded",
         wanted="the table with all rows up to the tenants' cursors: this load has only what is new",
-        fix="Restore the table. Or, to load everything again, delete the step's rows from the "
-        f"ledger ({LEDGER_TABLE}, fleet {ctx.fleet!r}, step {ctx.step!r}), then run --new-cycle.",
+        fix=f"Restore the table. Or to load everything again: {begin_again}; then run --new-cycle.",
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tenant_pipelines.engine.overview import FleetReader
 from tenant_pipelines.engine.plan import Action, Request
+from tenant_pipelines.engine.verify import verify_shard
 from tenant_pipelines.fleet.context import StepContext
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.fleet.pipeline import step
@@ -192,6 +193,29 @@ def test_a_column_that_the_extract_names_and_the_source_dropped(folder: Path) ->
     (failed,) = run_as_planned(fleet, new_cycle="2").report.failed
     assert (failed.step, failed.blocked) == ("extract", ("transform", "load"))
     assert "table 'orders', tenant 'acme': found no column 'n'" in failed.error["message"]
+
+
+def test_a_tenant_can_begin_again(folder: Path) -> None:
+    """As the docs and the error of a table that is gone say: the cursor is taken back by hand."""
+    fleet = _fleet(folder, tenants=("acme", "globex"))
+    run_as_planned(fleet)
+    _sql(folder / "source.db", "DELETE FROM orders WHERE id = 1")
+    back = "UPDATE _tenant_pipelines_ledger SET cursor = 'null' WHERE fleet = 'fleet'"
+    _sql(
+        folder / "warehouse.db",
+        f"BEGIN; DELETE FROM loaded WHERE _tenant = 'acme'; {back} AND tenant = 'acme'; COMMIT",
+    )
+    run_as_planned(fleet, new_cycle="2")
+    everything = [(2, "2"), (3, "1")]
+    assert _rows(folder, "SELECT id, _cycle FROM loaded ORDER BY id") == everything
+    _sql(folder / "warehouse.db", "DROP TABLE loaded")
+    _sql(folder / "source.db", "INSERT INTO orders VALUES (9, 'acme', 1, 1, '')")
+    (failed,) = run_as_planned(fleet, new_cycle="3").report.failed
+    assert f"{back} AND step = 'load'; then run --new-cycle" in failed.error["message"]
+    _sql(folder / "warehouse.db", f"{back} AND step = 'load'")
+    assert run_as_planned(fleet, new_cycle="4").report.is_complete
+    assert _rows(folder, "SELECT id FROM loaded ORDER BY id") == [(2,), (3,), (9,)]
+    assert verify_shard(fleet, "a").problems == []
 
 
 @pytest.mark.parametrize(
