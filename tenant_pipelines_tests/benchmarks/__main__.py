@@ -16,7 +16,17 @@ from typing import Annotated
 
 import typer
 
-from tenant_pipelines_tests.benchmarks import cells, flights, limits, memory, rerun, startup
+from tenant_pipelines_tests.benchmarks import (
+    cells,
+    flights,
+    limits,
+    load,
+    memory,
+    plan,
+    rerun,
+    startup,
+    tenant_memory,
+)
 from tenant_pipelines_tests.benchmarks.report import Measurement, table
 
 app = typer.Typer(
@@ -28,6 +38,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+ScaleOption = Annotated[
+    float, typer.Option(min=0.001, max=100, help="Times the size of every measurement.")
+]
+RoundsOption = Annotated[int, typer.Option(min=1, help="Turns of each floor and subject.")]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        writable=True,
+        help="On the disk to measure (in memory, fsync is free); default: for temporary files.",
+    ),
+]
 
 
 class Part(StrEnum):
@@ -40,28 +63,26 @@ class Part(StrEnum):
     MEMORY = "memory"
 
 
+class DataPart(StrEnum):
+    """A group of measurements of ``data``."""
+
+    PLAN = "plan"
+    LOAD = "load"
+    MEMORY = "memory"
+
+
 @app.command()
 def engine(
     as_json: JsonOption = False,
-    scale: Annotated[
-        float, typer.Option(min=0.001, max=100, help="Times the tenants of every measurement.")
-    ] = 1.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each floor and subject.")] = 5,
+    scale: ScaleOption = 1.0,
+    rounds: RoundsOption = 5,
     only: Annotated[
         list[Part] | None, typer.Option(help="Measure this part only; can be repeated.")
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile the one-thread cells to stderr first.")
     ] = False,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            writable=True,
-            help="On the disk to measure (in memory, fsync is free); default: for temporary files.",
-        ),
-    ] = None,
+    folder: FolderOption = None,
 ) -> None:
     """Measure the engine: durable cells, reruns, the flights fleet, start-up, memory.
 
@@ -83,6 +104,38 @@ def engine(
         for part, measure in parts.items():
             if not only or part in only:
                 measured |= measure()
+    _print(measured, as_json=as_json, scale=scale, rounds=rounds)
+
+
+@app.command()
+def data(
+    as_json: JsonOption = False,
+    scale: ScaleOption = 1.0,
+    rounds: RoundsOption = 5,
+    only: Annotated[
+        list[DataPart] | None, typer.Option(help="Measure this part only; can be repeated.")
+    ] = None,
+    folder: FolderOption = None,
+) -> None:
+    """Measure what grows with the data: a long history, a large load, a large tenant's memory.
+
+    Example:
+    python -m tenant_pipelines_tests.benchmarks data --only load --rounds 3
+    """
+    measured: dict[str, Measurement] = {}
+    with tempfile.TemporaryDirectory(prefix="tenant-pipelines-", dir=folder) as name:
+        parts = {
+            DataPart.PLAN: plan.measure,
+            DataPart.LOAD: load.measure,
+            DataPart.MEMORY: tenant_memory.measure,
+        }
+        for part, measure in parts.items():
+            if not only or part in only:
+                measured |= measure(Path(name), scale=scale, rounds=rounds)
+    _print(measured, as_json=as_json, scale=scale, rounds=rounds)
+
+
+def _print(measured: dict[str, Measurement], *, as_json: bool, scale: float, rounds: int) -> None:
     if as_json:
         document = {
             "scale": scale,

@@ -31,9 +31,14 @@ def _run(folder: Path, tenants: int, is_rerun: bool, result: Connection) -> None
     cells = tenants * len(STEPS)
     done = run_fleet(trivial_fleet(folder, tenants=tenants))
     done.check(ran=0 if is_rerun else cells, skipped=cells if is_rerun else 0)
+    result.send(status_mib("VmHWM"))
+
+
+def status_mib(name: str) -> float:
+    """Return a size in MiB that /proc/self/status tells of this process; see proc(5)."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    result.send(int(found[1]) if found else 0)
+    found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def peak_mib(folder: Path, *, tenants: int, is_rerun: bool) -> float:
@@ -43,9 +48,9 @@ def peak_mib(folder: Path, *, tenants: int, is_rerun: bool) -> float:
     process = spawn.Process(target=_run, args=(folder, tenants, is_rerun, there))
     process.start()
     there.close()
-    kib: int = here.recv()
+    mib: float = here.recv()
     process.join()
-    return kib / 1024
+    return mib
 
 
 def measure(folder: Path, *, scale: float, rounds: int) -> dict[str, Measurement]:

@@ -18,6 +18,11 @@ _SUBJECTS = {
     "memory_first_run": {"1k", "10k"},
     "memory_rerun": {"1k", "10k"},
 }
+_DATA = {
+    "plan": {"reader", "command"},
+    "load": {"first", "generation", "merge", "replaces_groups", "replaces_all"},
+    "tenant_memory": {"chain"},
+}
 _BYTES = {"bytes_per_tenant_1k", "bytes_per_tenant_10k", "bytes_per_further_tenant"}
 _DERIVED = {
     "one_thread": {"append_fsync_per_second", "cpu_ms_per_cell"},
@@ -44,18 +49,12 @@ def _check_spread(found: dict[str, Any], *, any_sign: bool = False) -> None:
     assert any_sign or found["min"] > 0
 
 
-@pytest.mark.slow
-def test_engine_measures_everything_beside_its_floor(tmp_path: Path) -> None:
-    """At a hundredth of the size every part runs, and the document has every number."""
-    done = _benchmarks(
-        *("engine", "--json", "--scale", "0.01", "--rounds", "1"),
-        *("--folder", str(tmp_path), "--profile"),
-    )
+def _check_document(done: subprocess.CompletedProcess[str], subjects: dict[str, set[str]]) -> None:
     document = json.loads(done.stdout)
     assert document.keys() == {"scale", "rounds", "machine", "measurements"}
     assert document["machine"].keys() == {"cpus", "load_average", "python", "sqlite"}
     found = document["measurements"]
-    assert {key: set(value["subjects"]) for key, value in found.items()} == _SUBJECTS
+    assert {key: set(value["subjects"]) for key, value in found.items()} == subjects
     for key, measurement in found.items():
         assert measurement.keys() == {"title", "unit", "floor", "subjects", "derived"}
         _check_spread(measurement["floor"])
@@ -68,7 +67,25 @@ def test_engine_measures_everything_beside_its_floor(tmp_path: Path) -> None:
             # a difference of two small processes can have any sign
             _check_spread(derived, any_sign=name in _BYTES)
         assert measurement["title"] in done.stderr
+
+
+@pytest.mark.slow
+def test_engine_measures_everything_beside_its_floor(tmp_path: Path) -> None:
+    """At a hundredth of the size every part runs, and the document has every number."""
+    done = _benchmarks(
+        *("engine", "--json", "--scale", "0.01", "--rounds", "1"),
+        *("--folder", str(tmp_path), "--profile"),
+    )
+    _check_document(done, _SUBJECTS)
     assert "chain.py" in done.stderr, "the profile shows the worker's thread"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_data_measures_everything_beside_its_floor(tmp_path: Path) -> None:
+    """At a thousandth of the size every part runs, and the document has every number."""
+    small = ("--scale", "0.001", "--rounds", "1", "--folder", str(tmp_path))
+    _check_document(_benchmarks("data", "--json", *small), _DATA)
     assert not list(tmp_path.iterdir())
 
 
@@ -80,7 +97,7 @@ def test_a_part_alone_prints_a_table() -> None:
     assert "flights" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), ("engine",), ("limits",)])
+@pytest.mark.parametrize("arguments", [(), ("engine",), ("data",), ("limits",)])
 def test_help_shows_an_example(arguments: tuple[str, ...]) -> None:
     """Who measures once a year starts from the example."""
     done = _benchmarks(*arguments, "--help")
