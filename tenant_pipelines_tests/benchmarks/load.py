@@ -32,12 +32,16 @@ def measure(folder: Path, *, scale: float, rounds: int) -> dict[str, Measurement
         for groups in (None, ("account",), ())
     }
 
+    kept: list[sqlite3.Connection] = []
+
     def rows_per_second(write: Callable[[Path], None], before: Callable[[Path], None]) -> float:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             before(Path(name))
             began = time.perf_counter()
             write(Path(name))
             seconds = time.perf_counter() - began
+            while kept:
+                kept.pop().close()
             with closing(sqlite3.connect(Path(name) / "warehouse.db")) as connection:
                 (found,) = connection.execute("SELECT count(*) FROM lines").fetchone()
         if found != rows:
@@ -45,17 +49,16 @@ def measure(folder: Path, *, scale: float, rounds: int) -> dict[str, Measurement
         return rows / seconds
 
     def raw(state: Path) -> None:
-        path = state / "warehouse.db"
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(lines.TABLE)
-            connection.executemany(
-                f"INSERT INTO lines VALUES ({', '.join('?' * len(tuples[0]))})",
-                tuples,
-            )
-            connection.execute("COMMIT")
+        connection = sqlite3.connect(state / "warehouse.db", isolation_level=None)
+        kept.append(connection)  # as sql_load keeps its own
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(lines.TABLE)
+        connection.executemany(
+            f"INSERT INTO lines VALUES ({', '.join('?' * len(tuples[0]))})", tuples
+        )
+        connection.execute("COMMIT")
 
     def load(step: Step, state: Path, *, cycle: str = _CYCLE, generation: int = 1) -> None:
         step(context(state, cycle=cycle, generation=generation), transform=frame)
