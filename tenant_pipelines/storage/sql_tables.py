@@ -206,7 +206,7 @@ def prepared_columns(columns: Mapping[str, Any], place: Place) -> list[Any]:
         except pa.ArrowInvalid as error:
             raise place.refused(
                 found=f"a value in column {name!r} that SQL cannot hold exactly ({error})",
-                wanted="integers of 64 bit with sign, times in whole microseconds",
+                wanted="integers of 64 bit with sign, times in whole microseconds, years 1 to 9999",
                 fix="Convert the column upstream.",
             ) from error
     return prepared

@@ -6,6 +6,7 @@ missing value; nothing else is converted.
 """
 
 from collections.abc import Iterator, Sequence
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,8 @@ def storable(column: Any) -> Any:
     """Return a column in the form that ``rows_of`` reads quickly.
 
     Raises:
-        pyarrow.ArrowInvalid: an integer beyond 64 bit with sign, or a fraction of a microsecond.
+        pyarrow.ArrowInvalid: an integer beyond 64 bit with sign, a fraction of a microsecond, or a
+            day outside the years 1 to 9999, whose text would not sort or not be read back.
     """
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -121,10 +123,20 @@ def storable(column: Any) -> Any:
     if types.is_timestamp(column.type):
         # an Arrow timestamp with a zone counts from the epoch in UTC already
         utc = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-        return pc.strftime(utc.cast(pa.timestamp("us")), format="%Y-%m-%d %H:%M:%S")
+        _check_years(utc, datetime.min, datetime.max, pa.timestamp("us"))
+        return utc.cast(pa.timestamp("us"))
     if types.is_date32(column.type):
-        return pc.strftime(column, format="%Y-%m-%d")
+        _check_years(column.cast(pa.int32()), date.min, date.max, pa.date32())
     return column
+
+
+def _check_years(counts: Any, first: date, last: date, type_: Any) -> None:
+    """Refuse counts since 1970 outside of two days or instants."""
+    found: Any = pc.min_max(counts).as_py()
+    if found["min"] is None:
+        return
+    if found["min"] < pa.scalar(first, type_).value or found["max"] > pa.scalar(last, type_).value:
+        raise pa.ArrowInvalid("a year before 1 or after 9999")
 
 
 def rows_of(
@@ -157,6 +169,8 @@ def _python_values(column: Any) -> Values:
     flat = column.combine_chunks()
     if types.is_null(flat.type):
         return [None] * len(flat)
+    if types.is_temporal(flat.type):
+        flat = flat.cast(pa.string())
     if not (types.is_integer(flat.type) or types.is_floating(flat.type)):
         return list(flat.to_numpy(zero_copy_only=False).tolist())
     if not flat.null_count:
