@@ -21,7 +21,7 @@ from tenant_pipelines.engine.plan import Action, PlannedCell, Reason, plan_tenan
 from tenant_pipelines.engine.ports import has_artifact
 from tenant_pipelines.engine.step_context import context_of
 from tenant_pipelines.engine.step_guard import describe_failure, guarded
-from tenant_pipelines.engine.window import window_from, window_to
+from tenant_pipelines.engine.window import close_window, window_from, window_to
 from tenant_pipelines.engine.work import (
     CellCompleted,
     CellFailed,
@@ -219,6 +219,8 @@ class Chain:
         if self._state.window is None and not step.upstream:
             try:
                 self._state.window = self._pin_window(attempt)
+            except JournalUnusable:
+                raise
             except BaseException as error:  # noqa: BLE001  (a window function is a step's code)
                 window_error = error
         self._start(step, attempt, inputs=inputs, reason=planned.reason)
@@ -260,22 +262,19 @@ class Chain:
         """Return the window that every attempt and generation of the cycle then reads."""
         window = find_window(self._work, self.tenant)
         step = self._work.fleet.pipeline.window_step
-        if step is None or step.window is None:
-            return window_to(replace(window, to=self._work.cycle.instant))
-        context = self._context(replace(attempt, step=step.name), window, {})
-        with guarded():
-            to = step.window(context)
-        if to is not None and not is_cursor(to):
-            raise UnsupportedOutput(
-                tenant=self.tenant,
-                step=f"{step.name} (its window)",
-                found=f"a {type(to).__name__}",
-                wanted="a string, an integer, a finite float or None",
-            )
-        after = window.after
-        if after is not None and to is not None and isinstance(after, str) != isinstance(to, str):
-            after = None  # it was committed for another cursor column: read everything once
-        return window_to(replace(window, after=after, to=to))
+        to: Any = self._work.cycle.instant
+        if step is not None and step.window is not None:
+            context = self._context(replace(attempt, step=step.name), window, {})
+            with guarded():
+                to = step.window(context)
+            if to is not None and not is_cursor(to):
+                raise UnsupportedOutput(
+                    tenant=self.tenant,
+                    step=f"{step.name} (its window)",
+                    found=f"a {type(to).__name__}",
+                    wanted="a string, an integer, a finite float or None",
+                )
+        return window_to(close_window(window, to))
 
     def _start(
         self, step: Step, attempt: Attempt, *, inputs: dict[str, str], reason: Reason

@@ -40,26 +40,38 @@ def effects_to_settle(work: ShardWork, tenant: str, state: TenantState) -> list[
     Raises:
         LedgerDisagrees: a load took effect that the journal does not know: one was damaged.
     """
-    found = []
-    rows = [] if work.ledger is None else work.ledger.settled(tenant=tenant, cycle=work.cycle.name)
-    for row in rows:
+    found: list[LedgerRow] = []
+    if work.ledger is None:
+        return found
+    newest = work.ledger.newest(tenant)
+    if newest is None:
+        return found
+    if newest.cycle != work.cycle.name:
+        opened = {entry.cycle for entry in work.journal.cycle_entries()}
+        if newest.cycle not in opened:
+            raise _unknown_effect(work, newest)
+    for row in work.ledger.settled(tenant=tenant, cycle=work.cycle.name):
         if row.step not in work.fleet.pipeline.names:
             continue  # of a step that the pipeline had once
         cell = state.cell(row.step)
         never_started = row.generation == cell.generation and cell.attempts == 0
         if row.generation > cell.generation or never_started:
-            raise LedgerDisagrees(
-                warehouse=shown(work.fleet.warehouse or ""),
-                shard=work.shard.name,
-                tenant=tenant,
-                step=row.step,
-                cycle=work.cycle.name,
-                generation=row.generation,
-                found="a load took effect that the journal does not know",
-            )
+            raise _unknown_effect(work, row)
         if row.generation == cell.generation and cell.outcome in _UNENDED:
             found.append(row)
     return found
+
+
+def _unknown_effect(work: ShardWork, row: LedgerRow) -> LedgerDisagrees:
+    return LedgerDisagrees(
+        warehouse=shown(work.fleet.warehouse or ""),
+        shard=work.shard.name,
+        tenant=row.tenant,
+        step=row.step,
+        cycle=row.cycle,
+        generation=row.generation,
+        found="a load took effect that the journal does not know",
+    )
 
 
 def find_window(work: ShardWork, tenant: str) -> Window:
@@ -72,7 +84,8 @@ def find_window(work: ShardWork, tenant: str) -> Window:
     if before is not None:
         previous = fold_tenant(work.journal.of_tenant(cycle=before, tenant=tenant))
         settled = work.ledger.settled(tenant=tenant, cycle=before)
-    committed = work.ledger.cursors(tenant, [load.name for load in pipeline.loads])
+    tables = {load.name: load.target.table for load in pipeline.loads if load.target}
+    committed = work.ledger.cursors(tenant, tables)
     return open_window(
         pipeline, committed=committed, before=before, previous=previous, settled=settled
     )

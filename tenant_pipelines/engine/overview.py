@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from tenant_pipelines.engine.cycles import cycle_to_open, known_cycles, newest_cycle
 from tenant_pipelines.engine.leases import TenantLeases
@@ -44,8 +45,7 @@ class ShardStatus(StrEnum):
     DAMAGED = "damaged"
 
 
-@dataclass(frozen=True, slots=True)
-class CellView:
+class CellView(NamedTuple):
     """One asked-for cell: how it stands, what a run would do with it, and why."""
 
     tenant: str
@@ -128,7 +128,7 @@ class FleetReader:
         name: str,
         request: Request,
         *,
-        notice: Callable[[Entry], None] = lambda _: None,
+        notice: Callable[[Entry], None] | None = None,
         new_cycle: bool = False,
     ) -> ShardView:
         """Read one shard.
@@ -136,7 +136,7 @@ class FleetReader:
         Args:
             name: the shard.
             request: which cells, and whether they are forced.
-            notice: called with each entry of the newest cycle.
+            notice: called with each entry of the newest cycle; without it fewer are read.
             new_cycle: show what a run would do after opening a new cycle: everything.
         """
         shard = self.fleet.shard(name)
@@ -156,10 +156,12 @@ class FleetReader:
                     view.lags = self.cycle.name not in {
                         entry.cycle for entry in journal.cycle_entries()
                     }
-                    for tenant, entries in journal.by_tenant(self.cycle.name):
+                    read = journal.by_tenant if notice else journal.outcomes_by_tenant
+                    for tenant, entries in read(self.cycle.name):
                         states[tenant] = fold_tenant(entries)
-                        for entry in entries:
-                            notice(entry)
+                        if notice is not None:
+                            for entry in entries:
+                                notice(entry)
                 view.cells = list(self._cells(shard, request, journal, states))
         except JournalUnusable as error:
             view.damage = error
@@ -176,18 +178,22 @@ class FleetReader:
         strangers = [name for name in asked if name not in states]
         moved = find_moved(shard, journal, strangers, lambda: self._histories)
         leases = TenantLeases(self.fleet.shard_state(shard.name) / "locks", query_only=True)
+        plan = functools.partial(
+            plan_tenant,
+            self.fleet.pipeline,
+            request=request,
+            has_artifact=functools.partial(has_artifact, self._store),
+        )
         for tenant in asked:
             state = states.get(tenant) or TenantState()
             started = any(cell.outcome is Outcome.STARTED for cell in state.cells.values())
-            hold, detail = self._hold(shard, tenant, moved)
-            cells = plan_tenant(
-                self.fleet.pipeline,
-                state,
-                request,
-                has_artifact=functools.partial(has_artifact, self._store),
-                hold=hold,
-                is_leased=started and leases.is_leased(tenant),
-            )
+            is_leased = started and leases.is_leased(tenant)
+            cells = plan(state, is_leased=is_leased)
+            hold, detail = None, ""
+            # nothing of a done tenant can be held
+            if any(cell.action is not Action.SKIP for cell in cells):
+                hold, detail = self._hold(shard, tenant, moved)
+                cells = plan(state, is_leased=is_leased, hold=hold)
             for planned in cells:
                 cell = state.cell(planned.step)
                 yield CellView(

@@ -113,7 +113,7 @@ def _recompute_load(
         with reading(warehouse, Place(target.table, tenant)) as connection:
             if connection is None:
                 return Recomputed(**facts, verdict=Verdict.NOT_LOADED)
-            newest = ledger.newest_in(connection, tenant=tenant, step=load.name)
+            newest = ledger.newest_in(connection, tenant=tenant, step=load.name, table=target.table)
             value = _empty() if newest is None else _input(fleet, shard, newest, resolved, load)
             difference = compare_rows(connection, target, tenant=tenant, value=value)
     except Exception as error:  # noqa: BLE001  (a step's code; one tenant's, not the command's)

@@ -40,6 +40,18 @@ def open_window(
     return Window(after=after, to=None, redoes=(*older.redoes, before))
 
 
+def close_window(window: Window, to: Cursor | None) -> Window:
+    """Return the window up to ``to``.
+
+    It begins at nothing, and so reads everything, when its beginning is not before its end: the
+    sequence was restarted, or another cursor column is used now. Reading too much loses nothing.
+    """
+    after = window.after
+    if to is not None and after is not None and oldest_cursor([after, to]) != after:
+        after = None
+    return Window(after=after, to=to, redoes=window.redoes)
+
+
 def window_to(window: Window) -> dict[str, Any]:
     """Return what a ``started`` entry records of a window."""
     recorded: dict[str, Any] = {"after": window.after, "to": window.to}

@@ -1,11 +1,12 @@
 """The ledger: which loads took effect, written in the transaction of their data.
 
 A row that is there says that its load happened, whatever the journal knows; a row that is not says
-that nothing of it did. Rows are never changed. Reading creates neither file nor table.
+that nothing of it did. Runs never change a row. Reading creates neither file nor table.
 """
 
+import contextlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,34 +85,48 @@ class Ledger:
             found.setdefault(row.tenant, []).append(row)
         return found
 
-    def cursors(self, tenant: str, steps: Iterable[str]) -> list[Cursor | None]:
-        """Return the cursor that each load of the tenant committed last, None for no load yet."""
+    def cursors(self, tenant: str, tables: Mapping[str, str]) -> list[Cursor | None]:
+        """Return the cursor up to which each load's table has the tenant's rows, None for no load.
+
+        Args:
+            tenant: name of the tenant.
+            tables: each load step's table.
+        """
         with reading(self._url, self._place) as connection:
-            if connection is None or not sa.inspect(connection).has_table(TABLE):
-                return [None for _ in steps]
-            return [self.cursor_in(connection, tenant, step) for step in steps]
-
-    def cursor_in(self, connection: sa.Connection, tenant: str, step: str) -> Cursor | None:
-        """Return the cursor that a load committed last, as seen by an open transaction."""
-        text = connection.scalar(
-            sa.select(_table.c.cursor)
-            .where(
-                _table.c.fleet == self._fleet,
-                _table.c.tenant == tenant,
-                _table.c.step == step,
+            if connection is None:
+                return [None for _ in tables]
+            newest = (
+                self.newest_in(connection, tenant=tenant, step=step, table=table)
+                for step, table in tables.items()
             )
-            .order_by(_table.c.id.desc())
-            .limit(1)
-        )
-        cursor: Cursor | None = None if text is None else json.loads(text)
-        return cursor
+            return [None if row is None else row.cursor for row in newest]
 
-    def newest_in(self, connection: sa.Connection, *, tenant: str, step: str) -> LedgerRow | None:
-        """Return a load's newest row, as seen by an open transaction; None without any."""
+    def newest_in(
+        self, connection: sa.Connection, *, tenant: str, step: str, table: str
+    ) -> LedgerRow | None:
+        """Return the newest row of a load into a table, as an open transaction sees it.
+
+        What the step loaded into another table does not count.
+        """
         if not sa.inspect(connection).has_table(TABLE):
             return None
-        rows = self._select(connection, _table.c.tenant == tenant, _table.c.step == step)
-        return rows[-1] if rows else None
+        rows = self._newest_first(connection, _table.c.tenant == tenant, _table.c.step == step)
+        return next((row for row in rows if row.output.get("table") == table), None)
+
+    def newest(self, tenant: str) -> LedgerRow | None:
+        """Return the tenant's newest row of any step and cycle."""
+        with reading(self._url, self._place) as connection:
+            if connection is None or not sa.inspect(connection).has_table(TABLE):
+                return None
+            return next(self._newest_first(connection, _table.c.tenant == tenant), None)
+
+    def other_fleet_of(self, connection: sa.Connection, table: str) -> str | None:
+        """Return another fleet that loaded into a table, after ``settled_by``; None without one."""
+        query = sa.select(_table.c.fleet, _table.c.output).where(_table.c.fleet != self._fleet)
+        for fleet, output in connection.execute(query):
+            if json.loads(output).get("table", "").casefold() == table.casefold():
+                return str(fleet)
+        return None
 
     def has_loaded(self, connection: sa.Connection, *, step: str, table: str) -> bool:
         """Tell whether a cursor counts on rows of any tenant in a table, after ``settled_by``."""
@@ -126,7 +141,7 @@ class Ledger:
         return self._read(_table.c.tenant == tenant)
 
     def prune(self, tenant: str, cycles: Collection[str], *, dry_run: bool = False) -> int:
-        """Delete a tenant's rows of some cycles; the newest of each step stays, with its cursor.
+        """Delete a tenant's rows of some cycles, but no step's newest, nor its newest with rows.
 
         Call it while the tenant's lease is held.
 
@@ -139,8 +154,11 @@ class Ledger:
             How many rows.
         """
         rows = self.of_tenant(tenant)
-        newest = {row.step: row for row in rows}
-        old = [row for row in rows if row.cycle in cycles and row is not newest[row.step]]
+        # the newest with rows tells that its table must be there
+        newest = {(row.step, False): row for row in rows}
+        newest |= {(row.step, True): row for row in rows if row.output.get("rows")}
+        kept = [id(row) for row in newest.values()]
+        old = [row for row in rows if row.cycle in cycles and id(row) not in kept]
         if old and not dry_run:
             with writing(self._url, self._place) as connection:
                 for row in old:
@@ -197,6 +215,14 @@ class Ledger:
             if connection is None or not sa.inspect(connection).has_table(TABLE):
                 return []
             return self._select(connection, *conditions)
+
+    def _newest_first(
+        self, connection: sa.Connection, *conditions: sa.ColumnElement[bool]
+    ) -> Iterator[LedgerRow]:
+        query = sa.select(_table).where(_table.c.fleet == self._fleet, *conditions)
+        with contextlib.closing(connection.execute(query.order_by(_table.c.id.desc()))) as rows:
+            for row in rows.mappings():
+                yield _to_row(row)
 
     def _select(
         self, connection: sa.Connection, *conditions: sa.ColumnElement[bool]

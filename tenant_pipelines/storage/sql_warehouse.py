@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tenant_pipelines.errors import InvalidPipeline, LedgerDisagrees, WarehouseRefused
-from tenant_pipelines.fleet.context import StepContext
+from tenant_pipelines.fleet.context import Cursor, StepContext, oldest_cursor
 from tenant_pipelines.fleet.pipeline import Retries, Step, Target, make_step
 from tenant_pipelines.storage.engines import Place, shown, writing
 from tenant_pipelines.storage.ledger import TABLE as LEDGER_TABLE
@@ -27,6 +27,11 @@ from tenant_pipelines.storage.sql_tables import (
     prepared_columns,
     quoter,
 )
+
+# "excluded" is the new row in an upsert, whatever table has that name
+_RESERVED = ("sqlite_", "_tenant_pipelines_")
+# (warehouse, fleet, table) that this process found to be the fleet's alone
+_known_ours: set[tuple[str, str, str]] = set()
 
 
 def sql_load(
@@ -67,11 +72,12 @@ def sql_load(
             wanted="a list of the columns that identify a row, each once, without _tenant",
             fix=f'Write key=["{keys[0] if keys else "id"}"].',
         )
-    if not table or "\0" in table or table.casefold() == LEDGER_TABLE:
+    used = table.casefold()
+    if not table or "\0" in table or used.startswith(_RESERVED) or used == "excluded":
         raise InvalidPipeline(
             place="sql_load",
             found=f"table={table!r}",
-            wanted="a table of its own for the step",
+            wanted="a table of its own for the step, whose name nothing else uses",
             fix="Choose another name.",
         )
 
@@ -116,6 +122,11 @@ def _load(ctx: StepContext, target: Target, *, upstream: str, value: Any) -> dic
         effect = _effect_of(ctx, settled, ctx.inputs[upstream])
         if effect is not None:
             return effect
+        before = ledger.newest_in(connection, tenant=ctx.tenant, step=ctx.step, table=table)
+        committed = None if before is None else before.cursor
+        _check_window(ctx, committed, place)
+        if (ctx.warehouse, ctx.fleet, table) not in _known_ours:
+            _check_fleet(connection, ledger, place)
         exists = sa.inspect(connection).has_table(table)
         if exists:
             check_table(connection, columns, keys, place, is_empty=rows == 0)
@@ -128,9 +139,7 @@ def _load(ctx: StepContext, target: Target, *, upstream: str, value: Any) -> dic
         if rows:
             _upsert(connection, ctx, prepared, names=list(columns), keys=keys, table=table)
         output = {"table": table, "rows": rows}
-        cursor = ctx.window.to
-        if cursor is None:
-            cursor = ledger.cursor_in(connection, ctx.tenant, ctx.step)
+        cursor = committed if ctx.window.to is None else ctx.window.to
         ledger.record(
             connection,
             LedgerRow(
@@ -145,7 +154,31 @@ def _load(ctx: StepContext, target: Target, *, upstream: str, value: Any) -> dic
                 at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             ),
         )
+    _known_ours.add((ctx.warehouse, ctx.fleet, table))
     return output
+
+
+def _check_window(ctx: StepContext, committed: Cursor | None, place: Place) -> None:
+    """Refuse a window that begins after what the table has: the rows between would be lost."""
+    after = ctx.window.after
+    if after is not None and oldest_cursor([committed, after]) != after:
+        raise place.refused(
+            found=f"a window that begins after {after!r}, where the warehouse's ledger has this "
+            f"load up to {committed!r} (a new load, or a warehouse from a backup)",
+            wanted="a window that begins where the table ends",
+            fix="Run tenant-pipelines run --new-cycle: its window does.",
+        )
+
+
+def _check_fleet(connection: sa.Connection, ledger: Ledger, place: Place) -> None:
+    """Refuse another fleet's table: a generation of one would delete rows of the other."""
+    other = ledger.other_fleet_of(connection, place.table)
+    if other is not None:
+        raise place.refused(
+            found=f"a table that fleet {other!r} loads",
+            wanted="a table of its own for each fleet",
+            fix="Name another table in sql_load, or another file as warehouse: in the fleet file.",
+        )
 
 
 def _table_is_gone(ctx: StepContext, place: Place) -> WarehouseRefused:

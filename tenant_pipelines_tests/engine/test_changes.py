@@ -1,20 +1,25 @@
 """What changes between two runs: code, sources, tables, files. Each run does what its plan said."""
 
 import contextlib
+import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from tenant_pipelines.engine.cycles import open_cycle
 from tenant_pipelines.engine.overview import FleetReader
 from tenant_pipelines.engine.plan import Action, Request
 from tenant_pipelines.engine.verify import verify_shard
+from tenant_pipelines.errors import JournalUnusable
 from tenant_pipelines.fleet.context import StepContext
-from tenant_pipelines.fleet.model import Fleet
-from tenant_pipelines.fleet.pipeline import step
+from tenant_pipelines.fleet.model import Fleet, Limits, Shard
+from tenant_pipelines.fleet.pipeline import Pipeline, step
+from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.sql_source import sql_extract
 from tenant_pipelines.storage.sql_warehouse import sql_load
 from tenant_pipelines_tests.engine.fleets import Ran, make_fleet, run_shard
@@ -273,3 +278,142 @@ def test_a_table_that_was_changed_by_hand_is_left_as_it_is(folder: Path, change:
         assert "table 'loaded'" in cell.error["message"]
         assert says in cell.error["message"]
     assert _dump(folder) == before
+
+
+def _lose_warehouse(folder: Path) -> None:
+    for name in ("warehouse.db", "warehouse.db-wal", "warehouse.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _restore_warehouse(folder: Path) -> None:
+    _lose_warehouse(folder)
+    shutil.copy(folder / "backup.db", folder / "warehouse.db")
+
+
+def _take_cursor_back(folder: Path) -> None:
+    _sql(folder / "warehouse.db", "DELETE FROM loaded")
+    _sql(folder / "warehouse.db", "UPDATE _tenant_pipelines_ledger SET cursor = 'null'")
+
+
+@pytest.mark.parametrize("change", [_lose_warehouse, _restore_warehouse, _take_cursor_back])
+@pytest.mark.parametrize("asked", [{}, {"force": True}, {"force": True, "steps": ["load"]}])
+def test_a_load_never_begins_after_what_its_table_has(
+    folder: Path, change: Callable[[Path], None], asked: dict[str, Any]
+) -> None:
+    """The cycle's window was pinned before the warehouse went back: the rows between would go."""
+    fails = folder / "fails"
+
+    def shape(frame: pd.DataFrame) -> pd.DataFrame:
+        if fails.exists():
+            raise OSError("not now")
+        return frame
+
+    fleet = _fleet(folder, shape)
+    run_as_planned(fleet)
+    _sql(folder / "warehouse.db", f"VACUUM INTO '{folder}/backup.db'")
+    _sql(folder / "source.db", "INSERT INTO orders VALUES (4, 'acme', 40, 0, '')")
+    run_as_planned(fleet, new_cycle="2")
+    _sql(folder / "source.db", "INSERT INTO orders VALUES (5, 'acme', 50, 0, '')")
+    if asked:
+        run_as_planned(fleet, new_cycle="3")
+    else:
+        fails.touch()
+        run_as_planned(fleet, new_cycle="3")
+        fails.unlink()
+    change(folder)
+    (failed,) = run_as_planned(fleet, **asked).report.failed
+    assert failed.step == "load"
+    assert "a window that begins after 4, where the warehouse's ledger" in failed.error["message"]
+    assert "run --new-cycle" in failed.error["message"]
+    assert run_as_planned(fleet, new_cycle="4").report.is_complete
+    assert _rows(folder, "SELECT id FROM loaded ORDER BY id") == [(1,), (2,), (4,), (5,)]
+
+
+def test_a_load_that_is_added_in_a_cycle_gets_everything_in_the_next(folder: Path) -> None:
+    """Its table would begin with this cycle's rows, and nobody would miss the older ones."""
+    fleet = _fleet(folder)
+    run_as_planned(fleet)
+    _sql(folder / "source.db", "INSERT INTO orders VALUES (4, 'acme', 40, 0, '')")
+    run_as_planned(fleet, new_cycle="2")
+    second = sql_load(table="copies", key=["id"], name="copy")
+    both = replace(fleet, pipeline=Pipeline([*fleet.pipeline.steps, second]))
+    (failed,) = run_as_planned(both).report.failed
+    assert (failed.step, "load up to None" in failed.error["message"]) == ("copy", True)
+    run_as_planned(both, new_cycle="3")
+    assert _rows(folder, "SELECT id FROM copies ORDER BY id") == [(1,), (2,), (4,)]
+
+
+def test_a_load_into_another_table_begins_again_and_so_does_the_way_back(folder: Path) -> None:
+    """A cursor counts for the table that has the rows."""
+    fleet = _fleet(folder)
+    extract, transform, _ = fleet.pipeline.steps
+    other = sql_load(table="other", key=["id"])
+    moved = replace(fleet, pipeline=Pipeline([extract, transform, other]))
+    run_as_planned(fleet)
+    _sql(folder / "source.db", "INSERT INTO orders VALUES (4, 'acme', 40, 0, '')")
+    run_as_planned(moved, new_cycle="2")
+    assert _rows(folder, "SELECT id FROM other ORDER BY id") == [(1,), (2,), (4,)]
+    run_as_planned(fleet, new_cycle="3")
+    assert _rows(folder, "SELECT id FROM loaded ORDER BY id") == [(1,), (2,), (4,)]
+
+
+def test_a_sequence_that_was_restarted_is_read_from_its_beginning(folder: Path) -> None:
+    """The source was built anew: its rows have lower numbers than what was loaded."""
+    fleet = _fleet(folder)
+    _sql(folder / "source.db", "INSERT INTO orders VALUES (9, 'acme', 90, 0, '')")
+    run_as_planned(fleet)
+    _sql(
+        folder / "source.db", "DELETE FROM orders; INSERT INTO orders VALUES (3, 'acme', 1, 0, '')"
+    )
+    run_as_planned(fleet, new_cycle="2")
+    _sql(folder / "source.db", "INSERT INTO orders VALUES (4, 'acme', 2, 0, '')")
+    run_as_planned(fleet, new_cycle="3")
+    assert _rows(folder, "SELECT id, n FROM loaded WHERE n < 5 ORDER BY id") == [(3, 1), (4, 2)]
+
+
+def test_a_journal_from_a_backup_does_not_load_an_old_cycle_over_a_new_one(folder: Path) -> None:
+    """The ledger has loads of a cycle that the journal never opened."""
+    fleet = _fleet(folder)
+    run_as_planned(fleet)
+    _sql(fleet.journal_path("a"), f"VACUUM INTO '{folder}/journal.db'")
+    run_as_planned(fleet, new_cycle="2")
+    before = _dump(folder)
+    for name in ("journal.db", "journal.db-wal", "journal.db-shm"):
+        fleet.journal_path("a").with_name(name).unlink(missing_ok=True)
+    shutil.copy(folder / "journal.db", fleet.journal_path("a"))
+    _sql(fleet.journal_path("a"), "PRAGMA journal_mode = WAL")
+    (failed,) = run_shard(fleet, force=True).report.failed
+    assert "took effect that the journal does not know" in failed.error["message"]
+    assert "cycle '2'" in failed.error["message"]
+    assert _dump(folder) == before
+
+
+def test_a_table_belongs_to_one_fleet(folder: Path) -> None:
+    """A generation of one fleet would delete the rows of the other's cycle of that name."""
+    fleet = _fleet(folder)
+    run_as_planned(fleet)
+    before = _dump(folder)
+    state = folder / "other state"
+    other = replace(fleet, name="other", state=state, artifacts=str(state / "artifacts"))
+    (failed,) = run_shard(other).report.failed
+    assert "a table that fleet 'fleet' loads" in failed.error["message"]
+    assert _dump(folder) == before
+
+
+def test_damage_in_an_older_cycle_stops_the_shard(folder: Path) -> None:
+    """Found when the new cycle's window asks for the old one: nothing more is written."""
+    fleet = _fleet(folder, tenants=("acme", "globex"))
+    run_as_planned(fleet)
+    open_cycle(fleet, asked="2", root="r", run_id="r")
+    tampered = "UPDATE entries SET run_id = 'x' WHERE tenant = 'acme' AND kind = 'started'"
+    drop = "DROP TRIGGER entries_are_never_updated"
+    _sql(fleet.journal_path("a"), f"{drop}; {tampered}")
+    with pytest.raises(JournalUnusable, match="checksum"):
+        run_shard(replace(fleet, shards=_one_at_a_time(fleet)))
+    with Journal(fleet.journal_path("a"), fleet="fleet", shard="a") as journal:
+        entries = [entry.kind.value for entry in journal.after(journal.last_seq() - 1)]
+    assert entries == ["cycle_opened"]
+
+
+def _one_at_a_time(fleet: Fleet) -> dict[str, Shard]:
+    return {"a": replace(fleet.shard("a"), limits=Limits(max_concurrent=1))}

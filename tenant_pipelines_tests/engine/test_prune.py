@@ -96,7 +96,7 @@ def test_old_cycles_go_and_what_is_needed_stays(fleet: Fleet, tmp_path: Path) ->
     assert verify_shard(fleet, "a").problems == []
     assert _prune(fleet) == ShardPruned(shard="a")
     ledger = Ledger(f"sqlite:///{tmp_path}/warehouse.db", "fleet")
-    assert ledger.cursors("umbrella", ["load"]) == [2]
+    assert ledger.cursors("umbrella", {"load": "t"}) == [2]
     assert run_shard(fleet).cells == [("umbrella", "load"), ("umbrella", "transform")]
     assert _status(fleet) is ShardStatus.COMPLETED
     with contextlib.closing(sqlite3.connect(tmp_path / "warehouse.db")) as connection:

@@ -104,7 +104,7 @@ def test_the_cursor_moves_with_the_load_and_the_window_is_pinned(tmp_path: Path)
     run_shard(fleet)
     run_shard(fleet, new_cycle="2")
     assert windows == [(None, 10), (None, 10), (10, 20)]
-    assert Ledger(warehouse, "fleet").cursors("acme", ["load"]) == [20]
+    assert Ledger(warehouse, "fleet").cursors("acme", {"load": "t"}) == [20]
 
 
 def test_a_crash_between_two_cells_leaves_a_journal_that_resumes(fleet: Fleet) -> None:

@@ -21,7 +21,7 @@ def row(
         generation=generation,
         input_digest="d",
         cursor=cursor,
-        output={"rows": 1},
+        output={"table": "daily", "rows": 1},
         at="2024-01-01T00:00:00.000+00:00",
     )
 
@@ -39,12 +39,12 @@ def test_reading_creates_neither_file_nor_table(tmp_path: Path) -> None:
     file = tmp_path / "none" / "warehouse.db"
     ledger = Ledger(f"sqlite:///{file}", "fleet")
     assert (ledger.settled(tenant="a", cycle="1"), ledger.settled_in("1")) == ([], {})
-    assert ledger.cursors("a", ["load"]) == [None]
+    assert ledger.cursors("a", {"load": "daily"}) == [None]
     assert not file.parent.exists()
     file.parent.mkdir()
     sqlite3.connect(file).execute("CREATE TABLE other (a)").connection.close()
     before = file.read_bytes()
-    assert (ledger.settled_in("1"), ledger.cursors("a", ["load"])) == ({}, [None])
+    assert (ledger.settled_in("1"), ledger.cursors("a", {"load": "daily"})) == ({}, [None])
     assert file.read_bytes() == before
 
 
@@ -65,8 +65,8 @@ def test_the_cursor_is_the_newest_rows(tmp_path: Path, cursor: int | float | str
     """Newest means written last, and types survive."""
     url = f"sqlite:///{tmp_path}/warehouse.db"
     record(url, "fleet", row(cycle="9", cursor=1), row(cycle="10", cursor=cursor))  # type: ignore[arg-type]  # any of the three
-    assert Ledger(url, "fleet").cursors("acme", ["load"]) == [cursor]
-    assert Ledger(url, "fleet").cursors("globex", ["load"]) == [None]
+    assert Ledger(url, "fleet").cursors("acme", {"load": "daily"}) == [cursor]
+    assert Ledger(url, "fleet").cursors("globex", {"load": "daily"}) == [None]
 
 
 def test_the_database_refuses_a_second_row_of_a_generation(tmp_path: Path) -> None:

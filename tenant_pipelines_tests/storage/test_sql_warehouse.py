@@ -170,9 +170,9 @@ def test_another_applications_ledger_is_named(tmp_path: Path) -> None:
 def test_the_cursor_moves_with_the_data_and_never_back_to_nothing(tmp_path: Path) -> None:
     """A window without an end (no rows in the source) keeps the old cursor."""
     LOAD(context(tmp_path, to=41), transform=frame(mon=1))
-    assert ledger(tmp_path).cursors("acme", ["load"]) == [41]
+    assert ledger(tmp_path).cursors("acme", {"load": "daily"}) == [41]
     LOAD(context(tmp_path, cycle="2"), transform=frame())
-    assert ledger(tmp_path).cursors("acme", ["load"]) == [41]
+    assert ledger(tmp_path).cursors("acme", {"load": "daily"}) == [41]
 
 
 def test_every_type_is_stored_and_nothing_missing_is_invented(tmp_path: Path) -> None:
@@ -313,8 +313,9 @@ def test_a_key_that_is_none_is_refused_when_the_pipeline_is_built(key: Any) -> N
     """Before any tenant is touched."""
     with pytest.raises(InvalidPipeline, match="key="):
         sql_load(table="t", key=key)
-    with pytest.raises(InvalidPipeline, match="table="):
-        sql_load(table="_tenant_pipelines_ledger", key=["a"])
+    for table in ("_tenant_pipelines_ledger", "_Tenant_pipelines_x", "sqlite_x", "Excluded", ""):
+        with pytest.raises(InvalidPipeline, match="table="):
+            sql_load(table=table, key=["a"])
     for replaces in ("day", ["n"]):
         with pytest.raises(InvalidPipeline, match="replaces="):
             sql_load(table="t", key=["day"], replaces=replaces)
@@ -488,4 +489,4 @@ def test_sigkill_anywhere_leaves_all_or_nothing(tmp_path: Path, generation: int)
             assert rows(died) == (new if took_effect else old), point
         assert json.loads((again / "output.json").read_text())[0] == output
         assert rows(again) == new, point
-        assert ledger(again).cursors("acme", ["load"]) == [generation]
+        assert ledger(again).cursors("acme", {"load": "daily"}) == [generation]
