@@ -316,6 +316,15 @@ class Pipeline:
         self.every_name: frozenset[str] = frozenset(self._by_name)
         self.window_step: Step | None = by_name[windows[0]] if windows else None
         self.loads: tuple[Step, ...] = tuple(entry for entry in self.steps if entry.target)
+        for load in self.loads:
+            has_whole_input = not set(windows) & self.upstream_of(load.name)
+            if load.target and load.target.replaces == () and not has_whole_input:
+                raise InvalidPipeline(
+                    place=f"step {load.name!r}",
+                    found=f"replaces=[] below {windows[0]!r}, which reads what is new only",
+                    wanted="a group of columns, or an extract that reads everything each time",
+                    fix='Write replaces=["day"], or take the cursor column away.',
+                )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, Engine, create_engine, event, insert
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from tenant_pipelines.errors import JournalUnusable
@@ -52,11 +53,13 @@ def create_file(path: Path, *, fleet: str, shard: str) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
         _fsync_folders(path.parent)
-    except (OSError, sqlite3.Error) as error:
-        raise _unwritable(path, error) from error
+    except (OSError, sqlite3.Error, DBAPIError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+        raise _unwritable(path, cause) from error
     finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)
+            for suffix in ("", "-wal", "-shm"):
+                temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
 
 
 def _fill(path: Path, *, fleet: str, shard: str) -> None:
@@ -74,7 +77,13 @@ def _fill(path: Path, *, fleet: str, shard: str) -> None:
             insert(schema.identity),
             [{"name": "fleet", "value": fleet}, {"name": "shard", "value": shard}],
         )
+        connection.commit()
+        # closing moves the log into the file too, but keeps silent when the disk is full
+        busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
     engine.dispose()
+    log = path.with_name(path.name + "-wal")
+    if busy or (log.exists() and log.stat().st_size):
+        raise OSError(errno.ENOSPC, "the new journal's log could not be moved into its file")
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -218,7 +227,8 @@ def _strerror(error: BaseException) -> str:
 
 
 def _unwritable(path: Path, error: BaseException) -> JournalUnusable:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    is_full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
+    if is_full or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
         return JournalUnusable(path=path, found="the disk is full", fix="Free space and run again")
     return JournalUnusable(
         path=path,

@@ -13,6 +13,7 @@ from tenant_pipelines.errors import InvalidPipeline, nearest
 from tenant_pipelines.fleet.context import Cursor, StepContext, Window, is_cursor
 from tenant_pipelines.fleet.pipeline import Retries, Step, make_step
 from tenant_pipelines.storage.engines import Place, reading_once
+from tenant_pipelines.storage.sqlite_values import converted
 
 _BATCH_ROWS = 5_000
 
@@ -53,7 +54,8 @@ def sql_extract(
 
     Returns:
         A step that returns a DataFrame: integers as int64 (Int64 where NULL is allowed), floats as
-        float64, text as str (objects before pandas 3), times as datetime64[us]. It raises
+        float64, decimals as Decimal, text as str (objects before pandas 3), times as
+        datetime64[us]; of SQLite exactly what is stored, never rounded. It raises
         WarehouseRefused for a missing file, table or column, a cursor that is no number or text
         or is missing in a row, or a value that is not of its column's type.
 
@@ -74,14 +76,18 @@ def sql_extract(
             found = _reflected(connection, place)
             chosen = [_column(found, column, place) for column in columns or found.c.keys()]
             is_ours = _is_tenant(connection, _column(found, tenant_column, place), ctx.tenant)
-            query = sa.select(*chosen).where(is_ours)
+            is_sqlite = connection.dialect.name == "sqlite"
+            # what SQLite has, which the usual conversions change; ``_frame`` converts exactly
+            as_stored = [sa.type_coerce(column, sa.types.NullType()) for column in chosen]
+            query = sa.select(*(as_stored if is_sqlite else chosen)).where(is_ours)
             order = list(found.primary_key.columns) or chosen
             if cursor_column is not None:
                 cursor = _cursor(found, cursor_column, place)
                 group = [_column(found, name, place) for name in whole]
                 query = _within(query, ctx.window, cursor, is_ours, group)
                 order = [cursor, *(column for column in order if column is not cursor)]
-            return _frame(connection.execute(query.order_by(*order)), chosen, place)
+            rows = connection.execute(query.order_by(*order))
+            return _frame(rows, chosen, place, is_stored=is_sqlite)
 
     def end(ctx: StepContext) -> Cursor | None:
         place = Place(table, ctx.tenant)
@@ -204,25 +210,32 @@ def _cursor(table: sa.Table, name: str, place: Place) -> sa.Column[Any]:
     return column
 
 
-def _frame(result: sa.CursorResult[Any], columns: list[sa.Column[Any]], place: Place) -> Any:
+def _frame(
+    result: sa.CursorResult[Any], columns: list[sa.Column[Any]], place: Place, *, is_stored: bool
+) -> Any:
     import pandas as pd
     import pyarrow as pa
 
+    from tenant_pipelines.storage.sql_types import family_of_sql
+
     wanted = [_types_of(column) for column in columns]
+    families = [family_of_sql(column.type) for column in columns]
     chunks: list[list[Any]] = [[] for _ in columns]
     try:
         for rows in result.partitions(_BATCH_ROWS):
             for index, values in enumerate(zip(*rows, strict=True)):
                 try:
-                    chunks[index].append(pa.array(values, wanted[index][0]))
+                    exact = converted(values, families[index]) if is_stored else values
+                    chunks[index].append(pa.array(exact, wanted[index][0]))
                 except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                     column = columns[index]
                     raise place.refused(
                         found=f"a value in column {column.name!r} that is no {column.type}",
-                        wanted="values of the declared type",
+                        wanted="values of the declared type, which it holds exactly; times in ISO "
+                        "8601 without an offset, in whole microseconds",
                         fix="Mend the row in the source, or leave the column out.",
                     ) from error
-    except ValueError as error:  # SQLAlchemy cannot read a time
+    except ValueError as error:  # SQLAlchemy cannot read a time of another database
         raise place.refused(
             found=f"a value that cannot be read ({error})",
             wanted="times in ISO 8601",

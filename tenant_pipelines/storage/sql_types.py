@@ -1,8 +1,8 @@
 """How columns of a DataFrame and columns of a SQL table correspond. Pure.
 
-Instants with a time zone are stored in UTC. Integers go into a column of floats, and floats
-without a fraction into a column of integers, since pandas turns one into the other at the first
-missing value; nothing else is converted.
+Instants with a time zone are stored in UTC. Integers up to 2^53 go into a column of floats, and
+floats without a fraction into a column of integers, since pandas turns one into the other at the
+first missing value; nothing else is converted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,6 +89,9 @@ def fits(column: "pa.ChunkedArray[Any]", *, into: str | None) -> bool:
     family = family_of_arrow(column.type)
     if family is None or into is None:
         return False
+    if into == "float" and family == "integer" and column.null_count < len(column):
+        found: Any = pc.min_max(column).as_py()
+        return bool(max(-found["min"], found["max"]) <= 2**53)  # doubles have gaps beyond
     if family == "nothing" or column.null_count == len(column) or family in _ACCEPTS[into]:
         return True
     return into == "integer" and family == "float" and _is_whole(column)

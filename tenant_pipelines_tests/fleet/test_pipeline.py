@@ -279,6 +279,15 @@ def test_two_loads_of_one_table_are_refused() -> None:
         Pipeline([named("a"), *(named(name, "a", target=targets[name]) for name in targets)])
 
 
+def test_replacing_everything_by_what_is_new_is_refused() -> None:
+    """A cycle without news would empty the table."""
+    read = named("read", window=lambda ctx: 1)
+    load = named("load", "read", target=Target(table="t", key=("k",), replaces=()))
+    with pytest.raises(InvalidPipeline, match=r"replaces=\[\] below 'read'"):
+        Pipeline([read, load])
+    assert Pipeline([named("read"), load, named("other", window=lambda ctx: 1)]).loads
+
+
 def test_printing_a_pipeline_shows_its_order() -> None:
     """That is what one wants to see of it."""
     assert repr(Pipeline([named("b", "a"), named("a")])) == "Pipeline(a → b)"

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -390,25 +390,43 @@ def _append_for_ever(journal: Journal) -> None:
         journal.append(started(f"t{index}", "extract"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
-def test_a_full_disk_is_named_and_nothing_further_is_written(tmp_path: Path) -> None:
-    """After a failed append the journal refuses more: a later fsync may falsely succeed."""
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder on a disk of 400 kB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount")
     mount = tmp_path / "small"
     mount.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(mount)], check=False
-    )
-    if mounted.returncode:
+    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(mount)]
+    if subprocess.run(command, check=False).returncode:
         pytest.skip("this machine does not let root mount")
     try:
-        with _open(mount / "journal.db") as journal:
-            with pytest.raises(JournalUnusable, match="disk is full"):
-                _append_for_ever(journal)
-            with pytest.raises(JournalUnusable, match="disk is full"):
-                journal.append(started("after", "extract"))
-            assert "after" not in {entry.tenant for entry in journal.all_entries()}
+        yield mount
     finally:
         subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_a_full_disk_is_named_and_nothing_further_is_written(small: Path) -> None:
+    """After a failed append the journal refuses more: a later fsync may falsely succeed."""
+    with _open(small / "journal.db") as journal:
+        with pytest.raises(JournalUnusable, match="disk is full"):
+            _append_for_ever(journal)
+        with pytest.raises(JournalUnusable, match="disk is full"):
+            journal.append(started("after", "extract"))
+        assert "after" not in {entry.tenant for entry in journal.all_entries()}
+
+
+@pytest.mark.parametrize("free", [8, 24, 40, 56, 68])
+def test_a_disk_that_is_full_while_a_journal_is_made_leaves_none(small: Path, free: int) -> None:
+    """A journal whose content stayed in its log would be damaged for good."""
+    filling = small / "filling"
+    filling.write_bytes(b"x" * (400 - free) * 1024)
+    with pytest.raises(JournalUnusable, match=r"journal\.db"):
+        _open(small / "journal.db")
+    assert [path.name for path in small.iterdir()] == ["filling"]
+    filling.unlink()
+    with _open(small / "journal.db") as journal:
+        assert journal.integrity() is None
 
 
 def test_a_draft_of_the_whole_shard_needs_no_tenant(path: Path) -> None:

@@ -1,6 +1,8 @@
 """The extract reads exactly the tenant's window, in one order and with the declared types."""
 
 import sqlite3
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -196,5 +198,49 @@ def test_a_value_of_another_type_names_its_column(state: Path) -> None:
         extract()(context(state))
     with sqlite3.connect(state / "source.db") as connection:
         connection.execute("UPDATE events SET n = 1, at = 'noon' WHERE id = 1")
-    with pytest.raises(WarehouseRefused, match="noon"):
+    with pytest.raises(WarehouseRefused, match="column 'at' that is no DATETIME"):
         extract()(context(state))
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "read"),
+    [
+        ("INTEGER", "19.99", None),
+        ("INTEGER", "9223372036854775807", 2**63 - 1),
+        ("INTEGER", "'7'", 7),  # SQLite's affinity makes it a number before
+        ("INTEGER", "'seven'", None),
+        ("NUMERIC(20,0)", "9007199254740993", Decimal(9007199254740993)),
+        ("DECIMAL(20,15)", "0.123456789012345", Decimal("0.123456789012345")),
+        ("DECIMAL(10,2)", "1.005", Decimal("1.005")),
+        ("NUMERIC", "'many'", None),
+        ("REAL", "1e300", 1e300),
+        ("REAL", "'x'", None),
+        ("BOOLEAN", "1", True),
+        ("BOOLEAN", "2", None),
+        ("BOOLEAN", "'false'", None),
+        ("TEXT", "x'ff'", None),
+        ("TEXT", "'ü'", "ü"),
+        ("BLOB", "'text'", None),
+        ("DATE", "'2024-01-02'", date(2024, 1, 2)),
+        ("DATE", "1704153600", None),
+        ("DATETIME", "'2024-01-02 03:04:05.000006'", pd.Timestamp("2024-01-02 03:04:05.000006")),
+        ("DATETIME", "'2024-01-02T03:04'", pd.Timestamp("2024-01-02 03:04")),
+        ("DATETIME", "'2024-01-02 00:00:00+02:00'", None),
+        ("DATETIME", "'2024-01-02 00:00:00.0000001'", None),
+        ("DATETIME", "1704153600", None),
+    ],
+)
+def test_a_value_is_read_as_it_is_stored_or_refused(
+    tmp_path: Path, declared: str, value: str, read: Any
+) -> None:
+    """Nothing is rounded, cut or taken for true; the column is named."""
+    with sqlite3.connect(tmp_path / "source.db") as connection:
+        connection.execute(f"CREATE TABLE v (who TEXT, value {declared})")
+        connection.execute(f"INSERT INTO v VALUES ('acme', {value})")
+    step = extract(table="v", columns=["value"])
+    if read is None:
+        with pytest.raises(WarehouseRefused, match=f"column 'value' that is no {declared[:4]}"):
+            step(context(tmp_path))
+    else:
+        (found,) = step(context(tmp_path))["value"].tolist()
+        assert (found, type(found) is bool) == (read, type(read) is bool)

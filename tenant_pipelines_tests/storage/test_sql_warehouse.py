@@ -220,6 +220,16 @@ def test_numbers_that_pandas_retyped_still_fit(tmp_path: Path) -> None:
     }
 
 
+def test_integers_that_no_float_holds_do_not_go_into_a_column_of_floats(tmp_path: Path) -> None:
+    """2^53 + 1 would become 2^53, and as a key two rows would become one."""
+    LOAD(context(tmp_path), transform=pd.DataFrame({"day": ["a"], "n": [1.5]}))
+    LOAD(context(tmp_path, cycle="2"), transform=pd.DataFrame({"day": ["b"], "n": [2**53]}))
+    for value in (2**53 + 1, -(2**53) - 1):
+        with pytest.raises(WarehouseRefused, match="'n' of type FLOAT"):
+            LOAD(context(tmp_path, cycle="3"), transform=frame(a=value))
+    assert {row[2:] for row in rows(tmp_path)} == {("a", 1.5), ("b", 2**53)}
+
+
 BAD_DATA = {
     "no frame": ({"a": 1}, "a dict"),
     "key lacks": (pd.DataFrame({"n": [1]}), "no column 'day'"),
