@@ -193,7 +193,8 @@ class FleetReader:
             # nothing of a done tenant can be held
             if any(cell.action is not Action.SKIP for cell in cells):
                 hold, detail = self._hold(shard, tenant, moved)
-                cells = plan(state, is_leased=is_leased, hold=hold)
+                if hold is not None:
+                    cells = plan(state, is_leased=is_leased, hold=hold)
             for planned in cells:
                 cell = state.cell(planned.step)
                 yield CellView(
