@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy.exc import SQLAlchemyError
 
 from tenant_pipelines.cli.common import (
     ALL_DONE,
@@ -19,7 +20,7 @@ from tenant_pipelines.cli.common import (
 )
 from tenant_pipelines.engine.cycles import known_cycles
 from tenant_pipelines.engine.prune import ShardPruned, old_cycles, prune_shard
-from tenant_pipelines.errors import JournalUnusable
+from tenant_pipelines.errors import JournalUnusable, WarehouseRefused
 
 _MOST_NAMED = 10
 
@@ -50,15 +51,17 @@ def prune(
     """
     age = None if older_than is None else age_of(older_than, "--older-than")
     loaded = fleet_of(fleet)
-    known, _ = known_cycles(loaded)
+    known, unusable = known_cycles(loaded)
     old = old_cycles(known, keep=keep_cycles, older_than=age, now=datetime.now(UTC))
     documents: list[dict[str, Any]] = []
     for name in chosen_shards(loaded, shard, None):
         try:
+            if name in unusable:
+                raise unusable[name]
             done = prune_shard(loaded, name, old, artifacts_only=artifacts_only, dry_run=dry_run)
-        except JournalUnusable as error:
+        except (JournalUnusable, WarehouseRefused, SQLAlchemyError, OSError) as error:
             documents.append({"shard": name, "error": str(error)})
-            told = str(error)
+            told = f"not pruned to the end: {error}"
         else:
             documents.append(asdict(done))
             told = _told(done, dry_run=dry_run)

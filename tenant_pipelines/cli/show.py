@@ -43,7 +43,7 @@ def plan(
 ) -> None:
     """Show what a run would do, cell by cell, and why, without running it.
 
-    Example: tenant-pipelines plan --fleet flights --shard majors
+    Example: tenant-pipelines plan --fleet flights --shard shard_1
     """
     loaded = fleet_of(fleet)
     for name in step or []:

@@ -1,7 +1,11 @@
 """``verify``: the warehouse against a recomputation of everything from the source."""
 
+import contextlib
+import math
 import os
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -20,8 +24,6 @@ from tenant_pipelines.cli.common import (
 from tenant_pipelines.cli.explain import in_words
 from tenant_pipelines.engine.recompute import Recomputed, Verdict, recompute
 
-_GOOD = frozenset({Verdict.EQUAL, Verdict.NOT_LOADED})
-
 
 def verify(
     fleet: FleetOption = None,
@@ -31,8 +33,8 @@ def verify(
 ) -> None:
     """Recompute every tenant from its source up to its cursor and compare with the warehouse.
 
-    Writes nothing; the steps above each load run again, in this process. Exit 1 when a tenant
-    differs or cannot be recomputed.
+    Writes nothing; the steps above each load run again, in this process, and what they print goes
+    to stderr. Exit 1 when a tenant differs, was never loaded or cannot be recomputed.
 
     Example: tenant-pipelines verify --fleet flights --tenant UA
     """
@@ -40,9 +42,9 @@ def verify(
     found: list[Recomputed] = []
     for name in chosen_shards(loaded, shard, tenant):
         before = len(found)
-        for one in recompute(loaded, name, tenants=tenant, environ=os.environ):
+        for one in _quietly(recompute(loaded, name, tenants=tenant, environ=os.environ)):
             found.append(one)
-            if not as_json and one.verdict not in _GOOD:
+            if not as_json and one.verdict is not Verdict.EQUAL:
                 typer.echo(_told(one))
         if not as_json:
             of_shard = found[before:]
@@ -52,12 +54,24 @@ def verify(
             typer.echo(f"{name}: {rows} rows recomputed; loads: {told}")
     if as_json:
         print_json({"fleet": loaded.name, "loads": [_json(one) for one in found]})
-    is_good = all(one.verdict in _GOOD for one in found)
+    is_good = all(one.verdict is Verdict.EQUAL for one in found)
     raise typer.Exit(ALL_DONE if is_good else NOT_DONE)
+
+
+def _quietly(found: Iterator[Recomputed]) -> Iterator[Recomputed]:
+    """Yield on, and keep what steps print out of this command's own output."""
+    while True:
+        with contextlib.redirect_stdout(sys.stderr):
+            one = next(found, None)
+        if one is None:
+            return
+        yield one
 
 
 def _told(one: Recomputed) -> str:
     head = f"{one.shard} {one.tenant} {one.step}: "
+    if one.verdict is Verdict.NOT_LOADED:
+        return f"{head}the warehouse's ledger knows no load of it, and {one.table!r} has no row"
     if one.difference is None:
         return head + in_words(one.error)
     told = (
@@ -88,5 +102,10 @@ def _json(one: Recomputed) -> dict[str, Any]:
 
 def _printable(example: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: value.hex() if isinstance(value, bytes) else value for name, value in example.items()
+        name: value.hex()
+        if isinstance(value, bytes)
+        else str(value)
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in example.items()
     }

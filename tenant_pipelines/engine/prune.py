@@ -87,6 +87,8 @@ def prune_shard(
 
     Raises:
         JournalUnusable: the journal cannot be read or written.
+        WarehouseRefused, sqlalchemy.exc.SQLAlchemyError, OSError: the ledger or the artifacts
+            cannot; the tenants before are pruned, and the next prune goes on.
     """
     pruned = ShardPruned(shard=shard)
     journal = Journal.existing(fleet.journal_path(shard), fleet=fleet.name, shard=shard)
@@ -95,7 +97,11 @@ def prune_shard(
     store, ledger = ArtifactStore(fleet.artifacts), ledger_of(fleet)
     locks = fleet.shard_state(shard) / "locks"
     with journal, closing(TenantLeases(locks)) as leases:
-        for tenant in sorted(journal.tenants()):
+        # a tenant that moved away belongs to the other shard, with its artifacts
+        elsewhere = {
+            name for other in fleet.shards.values() if other.name != shard for name in other.tenants
+        }
+        for tenant in sorted(journal.tenants() - elsewhere):
             if not leases.try_take(tenant):
                 pruned.busy.append(tenant)
                 continue
@@ -140,6 +146,9 @@ def _prune_tenant(
         elif store.exists(output):
             pruned.artifacts += 1
             pruned.size_bytes += output.size_bytes
+    if ledger is not None:
+        # first, so that a warehouse that cannot be read leaves everything as it is
+        ledger.prune(tenant, gone, dry_run=True)
     if not artifacts_only:
         pruned.entries += journal.prune(tenant, gone, dry_run=dry_run)
     if ledger is not None:

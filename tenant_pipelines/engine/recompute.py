@@ -30,7 +30,7 @@ from tenant_pipelines.storage.sql_compare import Difference, compare_rows
 class Verdict(StrEnum):
     """What a recomputation found.
 
-    ``NOT_LOADED``: no load ever took effect, and the table has no row of the tenant.
+    ``NOT_LOADED``: the ledger knows no load, and the table has no row of the tenant.
     """
 
     EQUAL = "equal"
@@ -114,9 +114,21 @@ def _recompute_load(
             if connection is None:
                 return Recomputed(**facts, verdict=Verdict.NOT_LOADED)
             newest = ledger.newest_in(connection, tenant=tenant, step=load.name, table=target.table)
-            value = _empty() if newest is None else _input(fleet, shard, newest, resolved, load)
+            loaded = {
+                other.name: row.output
+                for other in fleet.pipeline.loads
+                if other.target
+                and (
+                    row := ledger.newest_in(
+                        connection, tenant=tenant, step=other.name, table=other.target.table
+                    )
+                )
+            }
+            value = (
+                _empty() if newest is None else _input(fleet, shard, newest, resolved, load, loaded)
+            )
             difference = compare_rows(connection, target, tenant=tenant, value=value)
-    except Exception as error:  # noqa: BLE001  (a step's code; one tenant's, not the command's)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (a step's code; one tenant's)
         return _failed(shard, tenant, load, describe_failure(error, resolved.secrets))
     if not difference.is_none:
         verdict = Verdict.DIFFERS
@@ -148,12 +160,21 @@ def _empty() -> Any:
 
 
 def _input(
-    fleet: Fleet, shard: str, newest: LedgerRow, resolved: ResolvedSettings, load: Step
+    fleet: Fleet,
+    shard: str,
+    newest: LedgerRow,
+    resolved: ResolvedSettings,
+    load: Step,
+    loaded: Mapping[str, Any],
 ) -> Any:
-    """Return what the load would be given, had it one window over everything up to its cursor."""
+    """Return what the load would be given, had it one window over everything up to its cursor.
+
+    A load above it has an effect and does not run: ``loaded`` has what it returned.
+    """
     pipeline = fleet.pipeline
     needed = pipeline.upstream_of(load.name)
     values: dict[str, Any] = {}
+    digests: dict[str, str] = {}
     window = Window(after=None, to=newest.cursor)
     # through a store, since storing normalises some values
     with tempfile.TemporaryDirectory(prefix="tenant-pipelines-verify-") as folder:
@@ -167,10 +188,16 @@ def _input(
                 generation=1,
                 attempt=1,
             )
+            inputs = {name: digests[name] for name in step.upstream}
             context = context_of(
-                fleet, attempt, resolved.settings, window=window, inputs={}, run_id="verify"
+                fleet, attempt, resolved.settings, window=window, inputs=inputs, run_id="verify"
             )
-            with guarded():
-                value = step(context, **{name: values[name] for name in step.upstream})
-            values[step.name] = store.load(attempt, store.store(attempt, value))
+            if step.target is not None:
+                value = loaded.get(step.name)
+            else:
+                with guarded():
+                    value = step(context, **{name: values[name] for name in step.upstream})
+            stored = store.store(attempt, value)
+            digests[step.name] = stored.digest
+            values[step.name] = store.load(attempt, stored)
     return values[load.upstream[0]]

@@ -1,6 +1,6 @@
 """Whether a shard's journal can be believed: its entries, its artifacts, the warehouse's ledger."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,11 @@ from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.journal.entries import Entry, EntryKind
 from tenant_pipelines.journal.journal import Journal, Pruned
 from tenant_pipelines.storage.artifacts import ArtifactStore
-from tenant_pipelines.storage.ledger import Ledger
 from tenant_pipelines.storage.output import StoredOutput
 
 _MOST_SHOWN = 3
+# a prune between the looks makes them disagree
+_MOST_LOOKS = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,26 +59,43 @@ class ShardVerdict:
 def verify_shard(fleet: Fleet, shard: str) -> ShardVerdict:
     """Check a shard's entries, the artifacts they name, and its loads against the ledger.
 
-    Writes nothing. An artifact that is gone counts when a reader would want it: when it is the
-    newest output of its step; older ones may have been pruned.
+    Writes nothing, and may be called beside runs. An artifact that is gone counts when a reader
+    would want it: when it is the newest output of its step; older ones may have been pruned.
     """
     verdict = ShardVerdict(shard=shard)
+    for _ in range(_MOST_LOOKS):
+        verdict = ShardVerdict(shard=shard)
+        if _verify_once(fleet, shard, verdict):
+            break
+    return verdict
+
+
+def _verify_once(fleet: Fleet, shard: str, verdict: ShardVerdict) -> bool:
+    """Verify; tell whether no prune came between the looks at journal and ledger."""
     try:
         journal = Journal.existing(fleet.journal_path(shard), fleet=fleet.name, shard=shard)
         if journal is None:
-            return verdict
+            return True
         with journal:
             if (damage := journal.integrity()) is not None:
                 verdict.problems.append(f"{journal.path}: {damage}")
             check = _Check(fleet, shard, verdict)
+            tenants = dict.fromkeys([*fleet.shard(shard).tenants, *sorted(journal.tenants())])
+            # a load starts in the journal, takes effect, and completes in the journal: what took
+            # effect before this look must be known, what is completed must take effect by the end
+            before = check.settled(tenants)
             with journal.snapshot():
                 pruned = journal.pruned()
                 for entry in journal.all_entries():
                     check.see(entry)
-            check.end(pruned)
+            check.end(pruned, before, check.settled(tenants))
+            return journal.pruned() == pruned
     except JournalUnusable as error:
         verdict.problems.append(str(error))
-    return verdict
+    return True
+
+
+_Settled = dict[str, dict[tuple[str, str, int], str]]
 
 
 class _Check:
@@ -89,6 +107,7 @@ class _Check:
         self._verdict = verdict
         self._store = ArtifactStore(fleet.artifacts)
         self._load_steps = frozenset(load.name for load in fleet.pipeline.loads)
+        self._warehouse_problem = ""
         self._expected = 1
         self._gaps: list[tuple[int, int]] = []
         self._missing: dict[tuple[str, str, str], str] = {}
@@ -131,15 +150,36 @@ class _Check:
         except ArtifactMissing as error:
             self._missing[cell] = f"entry {entry.seq}: {error}"
             return
-        except ArtifactDamaged as error:
+        except (ArtifactDamaged, OSError) as error:
             self._verdict.problems.append(f"entry {entry.seq}: {error}")
         self._verdict.artifacts += 1
 
-    def end(self, pruned: Pruned) -> None:
+    def settled(self, tenants: Iterable[str]) -> _Settled:
+        """Return what the ledger has of each tenant: the input of each load."""
+        ledger = ledger_of(self._fleet)
+        if ledger is None:
+            return {}
+        try:
+            return {
+                tenant: {
+                    (row.step, row.cycle, row.generation): row.input_digest
+                    for row in ledger.of_tenant(tenant)
+                }
+                for tenant in tenants
+            }
+        except (WarehouseRefused, SQLAlchemyError, ValueError) as error:
+            if not self._warehouse_problem:
+                self._warehouse_problem = f"warehouse: {error}"
+                self._verdict.problems.append(self._warehouse_problem)
+            return {}
+
+    def end(self, pruned: Pruned, before: _Settled, after: _Settled) -> None:
         """Judge what the entries tell together.
 
         Args:
             pruned: what was deleted from the journal on purpose.
+            before: the ledger before the entries were read.
+            after: the ledger after that.
         """
         count = sum(last - first + 1 for first, last in self._gaps)
         seqs = sum((first + last) * (last - first + 1) // 2 for first, last in self._gaps)
@@ -150,36 +190,33 @@ class _Check:
                 f"pruned"
             )
         self._verdict.problems += self._missing.values()
-        ledger = ledger_of(self._fleet)
-        if ledger is not None:
-            try:
-                self._check_ledger(ledger, pruned)
-            except (WarehouseRefused, SQLAlchemyError) as error:
-                self._verdict.problems.append(f"warehouse: {error}")
+        if not self._warehouse_problem:
+            for tenant, settled in before.items():
+                self._check_settled(tenant, settled, pruned)
+            self._check_lost(after)
 
-    def _check_ledger(self, ledger: Ledger, pruned: Pruned) -> None:
-        lost: list[str] = []
-        for tenant in dict.fromkeys([*self._fleet.shard(self._shard).tenants, *self._loads]):
-            loads = self._loads.get(tenant, {})
-            settled = {
-                (row.step, row.cycle, row.generation): row.input_digest
-                for row in ledger.of_tenant(tenant)
-            }
-            for load, digest in settled.items():
-                inputs = loads.get(load)
-                if load not in loads and load[0] in self._load_steps:
-                    if load[1] not in pruned.cycles:
-                        told = "took effect, and the journal does not know it"
-                        self._verdict.problems.append(f"ledger: {_shown(tenant, load)} {told}")
-                elif inputs is not None and digest not in inputs:
-                    told = f"loaded input {digest}, the journal says {', '.join(inputs)}"
+    def _check_settled(
+        self, tenant: str, settled: Mapping[tuple[str, str, int], str], pruned: Pruned
+    ) -> None:
+        loads = self._loads.get(tenant, {})
+        for load, digest in settled.items():
+            inputs = loads.get(load)
+            if load not in loads and load[0] in self._load_steps:
+                if load[1] not in pruned.cycles:
+                    told = "took effect, and the journal does not know it"
                     self._verdict.problems.append(f"ledger: {_shown(tenant, load)} {told}")
-            lost += [
-                _shown(tenant, load)
-                for load, inputs in loads.items()
-                if inputs is not None and load not in settled
-            ]
-        if lost:
+            elif inputs is not None and digest not in inputs:
+                told = f"loaded input {digest}, the journal says {', '.join(inputs)}"
+                self._verdict.problems.append(f"ledger: {_shown(tenant, load)} {told}")
+
+    def _check_lost(self, after: _Settled) -> None:
+        lost = [
+            _shown(tenant, load)
+            for tenant, loads in self._loads.items()
+            for load, inputs in loads.items()
+            if inputs is not None and load not in after.get(tenant, {})
+        ]
+        if lost and ledger_of(self._fleet) is not None:
             self._verdict.problems.append(
                 f"ledger: {len(lost)} loads that the journal completed are not there, such as "
                 f"{'; '.join(lost[:_MOST_SHOWN])}: the warehouse is older than the journal"

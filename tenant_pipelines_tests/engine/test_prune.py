@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from tenant_pipelines.engine.plan import Request
 from tenant_pipelines.engine.prune import ShardPruned, old_cycles, prune_shard
 from tenant_pipelines.engine.verify import verify_shard
 from tenant_pipelines.fleet.context import StepContext
-from tenant_pipelines.fleet.model import Fleet
+from tenant_pipelines.fleet.model import Fleet, Tenant
 from tenant_pipelines.fleet.pipeline import step
+from tenant_pipelines.journal.entries import Draft, EntryKind
 from tenant_pipelines.journal.fold import Cycle
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.ledger import Ledger
@@ -123,6 +125,50 @@ def test_a_tenant_that_a_run_works_on_is_left_alone(fleet: Fleet) -> None:
         done = _prune(fleet)
     assert (done.busy, done.entries) == (["acme"], 10)
     assert _prune(fleet).entries == 18
+
+
+def test_a_cursor_outlives_the_cycle_that_committed_it(tmp_path: Path) -> None:
+    """The load took effect, was never journaled, and fails since: its ledger row stays."""
+    fleet = _fleet(tmp_path)
+    _run_cycles(fleet, 1, 2)
+    with contextlib.closing(sqlite3.connect(fleet.journal_path("a"))) as connection, connection:
+        last = "tenant = 'umbrella' AND cycle = '2' AND step = 'load' AND kind = 'completed'"
+        (seq,) = connection.execute(f"SELECT seq FROM entries WHERE {last}").fetchone()
+        connection.execute("DELETE FROM entries WHERE seq >= ?", (seq,))
+    (fleet.state / _FAULT).touch()
+    _run_cycles(fleet, 3)
+    _prune(fleet)
+    ledger = Ledger(f"sqlite:///{tmp_path}/warehouse.db", "fleet")
+    assert ledger.cursors("umbrella", {"load": "t"}) == [2]
+
+
+def test_seqs_are_never_given_twice(tmp_path: Path) -> None:
+    """Not even when the newest entry is of a cycle that is pruned."""
+    fleet = _fleet(tmp_path)
+    _run_cycles(fleet, 1, 2)
+    with Journal(fleet.journal_path("a"), fleet="fleet", shard="a") as journal:
+        journal.append(
+            Draft(kind=EntryKind.FAILED, cycle="1", run_id="late", tenant="acme", step="load",
+                  generation=1, attempt=9, payload={"error": {}, "seconds": 0.0})
+        )  # fmt: skip
+        last = journal.last_seq()
+    _prune(fleet)
+    with Journal(fleet.journal_path("a"), fleet="fleet", shard="a") as journal:
+        assert journal.last_seq() == last
+
+
+def test_a_tenant_that_moved_keeps_its_artifacts(fleet: Fleet) -> None:
+    """Its old journal may still list them; they are the new shard's now."""
+    moved = replace(
+        fleet,
+        shards={
+            "a": replace(fleet.shard("a"), tenants={"umbrella": Tenant(name="umbrella")}),
+            "b": replace(fleet.shard("a"), name="b", tenants={"acme": Tenant(name="acme")}),
+        },
+    )
+    _prune(moved)
+    with Journal(fleet.journal_path("a"), fleet="fleet", shard="a") as journal:
+        assert len(journal.completions_of("acme")) == 12
 
 
 def test_a_cycle_that_was_pruned_is_never_opened_again(fleet: Fleet) -> None:

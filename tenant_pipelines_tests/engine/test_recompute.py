@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tenant_pipelines.engine.recompute import Recomputed, Verdict, recompute
 from tenant_pipelines.errors import InvalidRequest
 from tenant_pipelines.fleet.context import StepContext
 from tenant_pipelines.fleet.model import Fleet, Tenant
-from tenant_pipelines.fleet.pipeline import step
+from tenant_pipelines.fleet.pipeline import Pipeline, step
 from tenant_pipelines.storage.sql_source import sql_extract
 from tenant_pipelines.storage.sql_warehouse import sql_load
 from tenant_pipelines_tests.engine.fleets import make_fleet, run_shard
@@ -151,3 +152,47 @@ def test_a_pipeline_without_a_load_has_nothing_to_compare(tmp_path: Path) -> Non
 
     with pytest.raises(InvalidRequest, match="without a sql_load"):
         _verify(make_fleet(tmp_path, [extract], {"a": ["acme"]}))
+
+
+def test_steps_see_their_inputs_digests_and_loads_do_not_run_again(tmp_path: Path) -> None:
+    """A load above another one has an effect; what it returned is known from the ledger."""
+    seen: list[str] = []
+
+    @step
+    def extract(ctx: StepContext) -> pd.DataFrame:
+        return pd.DataFrame({"day": ["mon"], "n": [1]})
+
+    @step
+    def count(ctx: StepContext, load: dict[str, Any]) -> pd.DataFrame:
+        seen.append(ctx.inputs["load"])
+        return pd.DataFrame({"table": [load["table"]], "rows": [load["rows"]]})
+
+    steps = [
+        extract,
+        sql_load(table="daily", key=["day"], upstream="extract"),
+        count,
+        sql_load(table="counts", key=["table"], upstream="count", name="load_counts"),
+    ]
+    warehouse = f"sqlite:///{tmp_path}/warehouse.db"
+    fleet = make_fleet(tmp_path, steps, {"a": ["acme"]}, warehouse=warehouse)
+    run_shard(fleet)
+    found = list(recompute(fleet, "a", tenants=None, environ={}))
+    assert [(one.step, one.verdict) for one in found] == [
+        ("load", Verdict.EQUAL),
+        ("load_counts", Verdict.EQUAL),
+    ]
+    assert len(set(seen)) == 1
+
+
+def test_a_step_that_ends_the_process_fails_its_tenant(fleet: Fleet, tmp_path: Path) -> None:
+    """``sys.exit(0)`` in a step must not end a proof as if all was well."""
+
+    @step
+    def per_day(ctx: StepContext, extract: pd.DataFrame) -> pd.DataFrame:
+        raise SystemExit(0)
+
+    run_shard(fleet, tenants=["acme"])
+    read, _, load = fleet.pipeline.steps
+    leaving = replace(fleet, pipeline=Pipeline([read, per_day, load]))
+    one = _verify(leaving)["acme"]
+    assert (one.verdict, one.error["type"]) == (Verdict.FAILED, "SystemExit")

@@ -2,11 +2,15 @@
 
 import contextlib
 import sqlite3
+import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from tenant_pipelines.engine.cycles import known_cycles
+from tenant_pipelines.engine.prune import old_cycles, prune_shard
 from tenant_pipelines.engine.verify import verify_shard
 from tenant_pipelines.fleet.context import StepContext
 from tenant_pipelines.fleet.model import Fleet
@@ -96,3 +100,33 @@ def test_a_warehouse_that_cannot_be_read_is_named(fleet: Fleet, tmp_path: Path) 
     (problem,) = verdict.problems
     assert "not a database" in problem
     assert verdict.entries > 0
+
+
+@pytest.mark.slow
+def test_runs_and_prunes_beside_it_are_no_problem(fleet: Fleet) -> None:
+    """A load that takes effect between the looks, and entries that go, are nobody's damage."""
+    ends = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for number in range(12):
+                run_shard(fleet, new_cycle=f"beside {number}")
+                known, _ = known_cycles(fleet)
+                old = old_cycles(known, keep=2, older_than=None, now=datetime.now(UTC))
+                if number % 3 == 2:
+                    prune_shard(fleet, "a", old, artifacts_only=False, dry_run=False)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+        finally:
+            ends.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    looks = 0
+    while not ends.is_set():
+        assert verify_shard(fleet, "a").problems == []
+        looks += 1
+    thread.join()
+    assert failures == []
+    assert looks > 3

@@ -124,6 +124,23 @@ def test_a_correction_with_fewer_rows_leaves_fewer_rows(tmp_path: Path) -> None:
     assert _values(tmp_path) == [(2, 2, "1"), (12, 60, "3"), (14, 70, "3")]
 
 
+def test_a_correction_over_two_incomplete_cycles_leaves_fewer_rows(tmp_path: Path) -> None:
+    """The cycles that the first outdated one covers are replaced with it."""
+    fleet = _corrected_fleet(tmp_path, sql_load(table="orders", key=["id"]))
+    factor = tmp_path / "factor"
+    factor.write_text("1")
+    _order(tmp_path, 5, 6)  # 10 and 12
+    run_shard(fleet)
+    for cycle in ("2", "3"):
+        factor.write_text("2")
+        run_shard(fleet, force=True, is_exact=True, steps=["transform"])
+        _order(tmp_path, 5 + int(cycle))
+        run_shard(fleet, new_cycle=cycle, steps=["extract", "transform"])
+    factor.write_text("5")  # 10 * 5 is left out
+    run_shard(fleet, new_cycle="4")
+    assert _values(tmp_path) == [(12, 60, "4"), (14, 70, "4"), (16, 80, "4")]
+
+
 def _values(folder: Path, table: str = "orders") -> list[tuple[int, int, str]]:
     with closing(sqlite3.connect(folder / "warehouse.db")) as connection:
         return connection.execute(f"SELECT id, value, _cycle FROM {table} ORDER BY id").fetchall()

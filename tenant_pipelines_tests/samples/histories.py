@@ -109,8 +109,8 @@ def planned(
     return {(cell.tenant, cell.step): cell.action for cell in view.cells}
 
 
-def run(folder: Path, command: dict[str, Any]) -> list[str]:
-    """Run the shard in a child; return how the run differed from its plan."""
+def run(folder: Path, command: dict[str, Any]) -> list[str] | None:
+    """Run the shard in a child; return how it differed from its plan, None if it was killed."""
     fleet = fleet_of(folder, version=command["version"], faulty=command["faulty"])
     asked = command.get("asked", {})
     plan = planned(fleet, new_cycle=command["cycle"], root=command["root"], **asked)
@@ -132,7 +132,7 @@ def run(folder: Path, command: dict[str, Any]) -> list[str]:
             os._exit(status)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if ended == -signal.SIGKILL:
-        return []
+        return None
     if ended != 0:
         return [f"the run ended with {ended}"]
     completed, failed = (
@@ -150,8 +150,8 @@ def run(folder: Path, command: dict[str, Any]) -> list[str]:
     return sorted(problems)
 
 
-def carry_out(folder: Path, command: dict[str, Any]) -> list[str]:
-    """Carry out one command; return what is wrong."""
+def carry_out(folder: Path, command: dict[str, Any]) -> list[str] | None:
+    """Carry out one command; return what is wrong, None for a run that was killed."""
     fleet = fleet_of(folder, version="1", faulty=[])
     match command["do"]:
         case "begin":
@@ -192,7 +192,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for line in sys.stdin:
         try:
-            answer = carry_out(folder, json.loads(line))
+            answer: list[str] | None = carry_out(folder, json.loads(line))
         except Exception:  # noqa: BLE001  (told to the test)
             answer = [traceback.format_exc()]
         print(json.dumps(answer), flush=True)
