@@ -102,5 +102,5 @@ class StepContext:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The cursor up to which the warehouse has the tenant's rows."""
+        """Where the window begins: the warehouse has at least the tenant's rows up to it."""
         return self.window.after

@@ -67,7 +67,8 @@ class TenantState:
 
     Attributes:
         cells: by step; a step without entries is absent.
-        window: ``{"after", "to"}`` as the first extract pinned it, None before.
+        window: ``{"after", "to"}``, with ``"redoes"`` if it has some, as the first extract pinned
+            it; None before.
         last_seq: seq of the newest entry folded.
     """
 
