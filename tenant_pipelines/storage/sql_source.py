@@ -242,19 +242,29 @@ def _frame(
             fix="Mend the row in the source, or leave the column out.",
         ) from error
     data = {}
-    for column, (arrow_type, dtype), parts in zip(columns, wanted, chunks, strict=True):
-        array: Any = (
-            pa.chunked_array(parts, arrow_type)
-            if parts
-            else pa.chunked_array([pa.array([], arrow_type or pa.null())])
-        )
-        if dtype is None:
-            data[column.name] = pd.Series(array.to_pylist(), dtype=object)
-        elif isinstance(dtype, pd.api.extensions.ExtensionDtype):
-            data[column.name] = pd.Series(dtype.__from_arrow__(array))  # type: ignore[attr-defined]  # these dtypes have it
-        else:
-            data[column.name] = pd.Series(array.to_numpy().astype(dtype, copy=False))
+    for column, (arrow_type, dtype) in zip(columns, wanted, strict=True):
+        # popped: not held any more once it is converted
+        data[column.name] = _series(chunks.pop(0), arrow_type, dtype)
+    pa.default_memory_pool().release_unused()  # or what comes next would need as much again
     return pd.DataFrame(data, columns=[column.name for column in columns])
+
+
+def _series(parts: list[Any], arrow_type: Any, dtype: Any) -> Any:
+    """Return the values of a column's batches as one Series."""
+    import pandas as pd
+    import pyarrow as pa
+
+    array: Any = (
+        pa.chunked_array(parts, arrow_type)
+        if parts
+        else pa.chunked_array([pa.array([], arrow_type or pa.null())])
+    )
+    if dtype is None:
+        return pd.Series(array.to_pylist(), dtype=object)
+    if isinstance(dtype, pd.api.extensions.ExtensionDtype):
+        # in one piece: many small ones would keep the memory between them from being given back
+        return pd.Series(dtype.__from_arrow__(array.combine_chunks()))  # type: ignore[attr-defined]  # these dtypes have it
+    return pd.Series(array.to_numpy().astype(dtype, copy=False))
 
 
 def _types_of(column: sa.Column[Any]) -> tuple[Any, Any]:
