@@ -52,6 +52,10 @@ def verify(
             counts = Counter(one.verdict for one in of_shard)
             told = ", ".join(f"{counts[kind]} {kind.value}" for kind in Verdict if counts[kind])
             typer.echo(f"{name}: {rows} rows recomputed; loads: {told}")
+    if not as_json and any(one.verdict is Verdict.DIFFERS for one in found):
+        typer.echo(
+            "A run does not mend rows that differ: let the tenant begin again (docs/data.md)."
+        )
     if as_json:
         print_json({"fleet": loaded.name, "loads": [_json(one) for one in found]})
     is_good = all(one.verdict is Verdict.EQUAL for one in found)
