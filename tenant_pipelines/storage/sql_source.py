@@ -226,7 +226,9 @@ def _frame(
             for index, values in enumerate(zip(*rows, strict=True)):
                 try:
                     exact = converted(values, families[index]) if is_stored else values
-                    chunks[index].append(pa.array(exact, wanted[index][0]))
+                    kind = wanted[index][0]
+                    # decimals of two batches need not have one Arrow type
+                    chunks[index].append(list(exact) if kind is None else pa.array(exact, kind))
                 except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                     column = columns[index]
                     raise place.refused(
@@ -254,11 +256,9 @@ def _series(parts: list[Any], arrow_type: Any, dtype: Any) -> Any:
     import pandas as pd
     import pyarrow as pa
 
-    array: Any = (
-        pa.chunked_array(parts, arrow_type)
-        if parts
-        else pa.chunked_array([pa.array([], arrow_type or pa.null())])
-    )
+    if arrow_type is None:
+        return pd.Series([value for part in parts for value in part], dtype=object)
+    array: Any = pa.chunked_array(parts, arrow_type)
     if dtype is None:
         return pd.Series(array.to_pylist(), dtype=object)
     if isinstance(dtype, pd.api.extensions.ExtensionDtype):
@@ -268,7 +268,7 @@ def _series(parts: list[Any], arrow_type: Any, dtype: Any) -> Any:
 
 
 def _types_of(column: sa.Column[Any]) -> tuple[Any, Any]:
-    """Return the Arrow type and the pandas dtype of a column; None for what Arrow shall infer."""
+    """Return the Arrow type and the pandas dtype of a column; None for plain Python objects."""
     import pandas as pd
     import pyarrow as pa
 

@@ -244,3 +244,15 @@ def test_a_value_is_read_as_it_is_stored_or_refused(
     else:
         (found,) = step(context(tmp_path))["value"].tolist()
         assert (found, type(found) is bool) == (read, type(read) is bool)
+
+
+def test_decimals_of_many_rows_are_read_as_they_are(tmp_path: Path) -> None:
+    """Of other digits in every batch, with gaps, and in a tenant without any."""
+    with sqlite3.connect(tmp_path / "source.db") as connection:
+        connection.execute("CREATE TABLE v (id INTEGER PRIMARY KEY, who TEXT, value NUMERIC)")
+        values = [None if n % 7 == 0 else n / 10 if n < 6_000 else n * 1000 for n in range(12_000)]
+        connection.executemany("INSERT INTO v VALUES (?, 'acme', ?)", enumerate(values))
+    step = extract(table="v", columns=["value"])
+    read = step(context(tmp_path))["value"]
+    assert read.tolist() == [None if v is None else Decimal(repr(v)) for v in values]
+    assert step(context(tmp_path, tenant="nobody"))["value"].dtype == read.dtype == object
