@@ -109,10 +109,11 @@ def reason_to_run(step: Step, cell: CellState, tenant: TenantState) -> Reason:
         return Reason.FAILED
     if step.code_version is not None and step.code_version != cell.code_version:
         return Reason.CODE_CHANGED
-    if len(cell.inputs) != len(step.upstream) or any(
-        cell.inputs.get(name, "") != tenant.cell(name).digest for name in step.upstream
-    ):
+    if len(cell.inputs) != len(step.upstream):
         return Reason.UPSTREAM_CHANGED
+    for name in step.upstream:
+        if cell.inputs.get(name, "") != tenant.cell(name).digest:
+            return Reason.UPSTREAM_CHANGED
     return Reason.DONE
 
 

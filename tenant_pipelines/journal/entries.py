@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     @property
     def payload(self) -> dict[str, Any]:
         """The payload as a mapping; parsed on each use."""
-        parsed: dict[str, Any] = json.loads(self.payload_text)
+        parsed: dict[str, Any] = _parse(self.payload_text)[0]
         return parsed
 
     def to_json(self) -> dict[str, Any]:
@@ -83,6 +83,9 @@ class Draft:
     payload: Mapping[str, Any] = field(default_factory=dict)
 
 
+# half of json.loads is the search for spaces, which canonical JSON has none of
+_parse = json.JSONDecoder().raw_decode
+_KINDS = {kind.value: kind for kind in EntryKind}
 # made once: json.dumps would make an encoder on each call
 _encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -112,5 +115,5 @@ def entry_from_row(row: Sequence[Any]) -> Entry:
     *fields, recorded = row
     if checksum(fields) != recorded:
         raise ValueError(f"entry {row[0]} does not match its checksum")
-    fields[1] = EntryKind(fields[1])
+    fields[1] = _KINDS.get(fields[1]) or EntryKind(fields[1])
     return Entry._make(fields)

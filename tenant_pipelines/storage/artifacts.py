@@ -94,6 +94,8 @@ class ArtifactStore:
                 found=f"a DataFrame that Parquet cannot hold ({error})",
                 wanted="plain dtypes",
             ) from error
+        finally:
+            _give_back_memory()
         return StoredOutput(
             kind="parquet", digest=digest, rows=len(value), size_bytes=size, path=path
         )
@@ -135,6 +137,7 @@ class ArtifactStore:
         from tenant_pipelines.storage.frame import from_table
         from tenant_pipelines.storage.parquet import DamagedParquet, read_table
 
+        _give_back_memory()  # of a frame that was there before
         try:
             table = read_table(file, digest=stored.digest)
         except DamagedParquet as error:
@@ -143,10 +146,13 @@ class ArtifactStore:
             found = f"{table.num_rows} rows, wanted {stored.rows}"
             raise _damaged(attempt, stored, found, self)
         try:
-            return from_table(table)
+            frame = from_table(table)
         except (KeyError, TypeError, ValueError) as error:
             found = f"data that the pandas installed here cannot hold ({error!r})"
             raise _damaged(attempt, stored, found, self) from error
+        del table
+        _give_back_memory()
+        return frame
 
     def exists(self, stored: StoredOutput) -> bool:
         """Tell whether ``load`` would find the artifact."""
@@ -166,6 +172,13 @@ class ArtifactStore:
 
     def _place(self, stored: StoredOutput) -> str:
         return f"{self._files!r}/{stored.path}"
+
+
+def _give_back_memory() -> None:
+    """Give the system what Arrow keeps in stock: as much as a whole table, beside pandas' own."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
 
 
 def folder_name(name: str) -> str:

@@ -109,7 +109,7 @@ def read_table(file: Any, *, digest: str) -> "pa.Table":
             page_checksum_verification=True,
             thrift_string_size_limit=_MOST_METADATA_BYTES,
             thrift_container_size_limit=_MOST_METADATA_BYTES,
-        ).read()
+        ).read(use_threads=False)  # each thread would keep memory of its own
         metadata = plain.schema.metadata or {}
         shape, recorded = metadata[_SHAPE], metadata[_DIGEST]
         if metadata[_CHECK] != _check(shape, recorded, plain.num_rows):
