@@ -19,10 +19,15 @@ FIRST_CYCLE = "1"
 
 def newest_cycle(cycles: Iterable[Cycle]) -> Cycle | None:
     """Return the newest cycle: the latest instant, each name at its earliest one."""
+    return max(each_once(cycles), default=None)
+
+
+def each_once(cycles: Iterable[Cycle]) -> list[Cycle]:
+    """Return each name's cycle at its earliest instant: two openers can have recorded two."""
     earliest: dict[str, Cycle] = {}
     for cycle in sorted(cycles):
         earliest.setdefault(cycle.name, cycle)
-    return max(earliest.values(), default=None)
+    return list(earliest.values())
 
 
 def cycle_to_open(

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from tenant_pipelines.engine.cycles import each_once
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.runner import ledger_of
 from tenant_pipelines.fleet.model import Fleet
@@ -52,10 +53,7 @@ def old_cycles(
         older_than: their age at least; None for any.
         now: the time, aware.
     """
-    earliest: dict[str, Cycle] = {}
-    for cycle in sorted(known):
-        earliest.setdefault(cycle.name, cycle)
-    newest_first = sorted(earliest.values(), reverse=True)
+    newest_first = sorted(each_once(known), reverse=True)
     before = instant(now - older_than) if older_than is not None else None
     return frozenset(
         cycle.name for cycle in newest_first[keep:] if before is None or cycle.instant < before

@@ -113,17 +113,15 @@ def _recompute_load(
         with reading(warehouse, Place(target.table, tenant)) as connection:
             if connection is None:
                 return Recomputed(**facts, verdict=Verdict.NOT_LOADED)
-            newest = ledger.newest_in(connection, tenant=tenant, step=load.name, table=target.table)
-            loaded = {
-                other.name: row.output
+            rows = {
+                other.name: ledger.newest_in(
+                    connection, tenant=tenant, step=other.name, table=other.target.table
+                )
                 for other in fleet.pipeline.loads
                 if other.target
-                and (
-                    row := ledger.newest_in(
-                        connection, tenant=tenant, step=other.name, table=other.target.table
-                    )
-                )
             }
+            newest = rows[load.name]
+            loaded = {name: row.output for name, row in rows.items() if row is not None}
             value = (
                 _empty() if newest is None else _input(fleet, shard, newest, resolved, load, loaded)
             )
