@@ -244,7 +244,8 @@ class ByteLocks:
             other.close()
         finally:
             self.unlock(_PROBE)
-        if not is_seen:
+        # a file that was removed or renamed meanwhile proves nothing; its user looks with is_file
+        if not is_seen and self.is_file(self._path):
             raise LocksUnusable(
                 path=self._path,
                 found="the file system grants the same lock twice",

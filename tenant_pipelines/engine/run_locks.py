@@ -65,8 +65,8 @@ def hold_run_lock(state: Path, run_id: str, part: str) -> Iterator[None]:
     The file is complete, durable and locked before it gets its name. Leaving the block removes it;
     an exception or a crash leaves it behind, unlocked, for ``dead_runs`` to find and ``forget`` to
     remove: what the part did not tell Dagster, the shard's next run does. A crash before it has its
-    name leaves a ``.tmp`` file, by which no run is found dead, and which the part's next ``forget``
-    removes. It excludes nobody: leases do.
+    name leaves a ``.tmp`` file, or nothing in the run's folder: no run is found dead by them, and
+    ``sweep`` removes them. It excludes nobody: leases do.
 
     Args:
         state: the fleet's state folder.
@@ -169,10 +169,26 @@ def forget(state: Path, run_id: str, part: str) -> bool:
     """
     path = _path(state, run_id, part)
     is_removed = _remove_unlocked(path)
-    for draft in path.parent.glob(f".{path.name}.*.tmp"):
-        _remove_unlocked(draft)
     _remove_folder(path.parent)
     return is_removed
+
+
+def sweep(state: Path) -> None:
+    """Remove what crashes left of run locks before those had their names.
+
+    A part that is just beginning and loses its draft or its folder to this makes them again.
+
+    Args:
+        state: the fleet's state folder; it need not exist.
+
+    Raises:
+        LocksUnusable: a file cannot be locked.
+    """
+    for folder in _listed(state / "runs"):
+        for path in _listed(folder):
+            if path.suffix == ".tmp":
+                _remove_unlocked(path)
+        _remove_folder(folder)
 
 
 def process_is_gone(*, pid: int, seen_at: float) -> bool:
@@ -244,14 +260,19 @@ def _this_run() -> _RunProcess:
 
 def _dead_parts(folder: Path) -> tuple[str, ...]:
     """Return the parts of a dead run's folder; none when the run lives, ended or only begins."""
-    try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX)
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
+    paths = [path for path in _listed(folder) if path.suffix == _SUFFIX]
     if not all(_is_unlocked_and_gone(path) for path in paths):
         return ()
     # a part that ends removes its file before it unlocks it: what is still here did not end
     return tuple(path.stem for path in paths if path.exists())
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return what is in a folder, in order; nothing when it is gone or none."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _is_unlocked_and_gone(path: Path) -> bool:

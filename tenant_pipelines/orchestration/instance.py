@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from tenant_pipelines.engine.run_locks import dead_runs, forget, process_is_gone
+from tenant_pipelines.engine.run_locks import dead_runs, forget, process_is_gone, sweep
 from tenant_pipelines.errors import InvalidRequest
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
@@ -141,6 +141,7 @@ def end_dead_runs(
         # the parts of shards that are still there wait for their shard's next op
         for part in set(dead.parts) - set(fleet.shards):
             forget(fleet.state, dead.run_id, part)
+    sweep(fleet.state)
     return ended
 
 

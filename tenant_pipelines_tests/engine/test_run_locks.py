@@ -17,6 +17,7 @@ from tenant_pipelines.engine.run_locks import (
     hold_run_lock,
     leftover_parts,
     process_is_gone,
+    sweep,
 )
 from tenant_pipelines.errors import LocksUnusable
 from tenant_pipelines_tests.engine.lock_children import (
@@ -242,9 +243,7 @@ def test_a_dead_part_is_forgotten_once(tmp_path: Path) -> None:
     """Two repairers may meet; the last part takes the folder with it."""
     gone = process_facts(os.getpid()) | {"started_at_ticks": 1}
     for part in ("shard_1", "shard_2"):
-        path = leave(tmp_path, gone, part)
-    draft = path.parent / ".shard_2.lock.0123.tmp"
-    draft.touch()
+        leave(tmp_path, gone, part)
     assert forget(tmp_path, "run-1", "shard_1")
     assert not forget(tmp_path, "run-1", "shard_1")
     assert dead_runs(tmp_path) == [DeadRun("run-1", ("shard_2",))]
@@ -252,6 +251,39 @@ def test_a_dead_part_is_forgotten_once(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
     assert not forget(tmp_path, "run-1", "shard_2")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_what_a_crash_left_before_a_lock_had_its_name_is_swept(tmp_path: Path) -> None:
+    """No run is found dead by it, so nothing else would ever remove it."""
+    sweep(tmp_path)
+    with hold_run_lock(tmp_path, "run-1", "shard_1"):
+        (tmp_path / "runs" / "run-1" / ".shard_2.lock.0123.tmp").touch()
+        (tmp_path / "runs" / "run-2").mkdir()
+        (tmp_path / "runs" / "run-2" / ".shard_1.lock.4567.tmp").touch()
+        (tmp_path / "runs" / "run-3").mkdir()
+        sweep(tmp_path)
+        left = [path.relative_to(tmp_path / "runs") for path in (tmp_path / "runs").rglob("*")]
+        assert sorted(map(str, left)) == ["run-1", "run-1/shard_1.lock"]
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_part_that_begins_survives_sweeps(tmp_path: Path) -> None:
+    """A sweep that comes at any instant of its beginning costs it another try."""
+    is_over = threading.Event()
+
+    def sweeps() -> None:
+        while not is_over.is_set():
+            sweep(tmp_path)
+
+    sweeper = threading.Thread(target=sweeps)
+    sweeper.start()
+    try:
+        for number in range(100):
+            with hold_run_lock(tmp_path, f"run-{number}", "shard_1"):
+                assert is_locked(tmp_path / "runs" / f"run-{number}" / "shard_1.lock")
+    finally:
+        is_over.set()
+        sweeper.join()
 
 
 def test_a_part_that_runs_is_not_forgotten(tmp_path: Path) -> None:
