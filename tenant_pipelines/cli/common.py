@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from rich.console import Console
 
 from tenant_pipelines.errors import InvalidRequest
+from tenant_pipelines.fleet.ages import AGE_WANTED, parse_age
 from tenant_pipelines.fleet.file import find_fleet, load_fleet, sample_fleets
 from tenant_pipelines.fleet.model import Fleet
 
@@ -97,7 +97,7 @@ def plain_console(*, file: IO[str] | None = None, width: int | None = None) -> C
 
 
 def age_of(written: str, option: str) -> timedelta:
-    """Return an age such as ``24h`` or ``30d``, some 300 years at most.
+    """Return an age such as ``24h`` or ``30d``.
 
     Args:
         written: what the user gave.
@@ -106,16 +106,12 @@ def age_of(written: str, option: str) -> timedelta:
     Raises:
         InvalidRequest: it is none.
     """
-    matched = re.fullmatch(r"(\d+)([smhd])", written, re.ASCII)
-    if matched is None:
+    age = parse_age(written)
+    if age is None:
         raise InvalidRequest(
-            place=option,
-            found=repr(written),
-            wanted="a number and s, m, h or d, such as 24h",
-            fix="Write it like that.",
+            place=option, found=repr(written), wanted=AGE_WANTED, fix="Write it like that."
         )
-    seconds = int(matched[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[matched[2]]
-    return timedelta(seconds=min(seconds, 10**10))
+    return age
 
 
 def wide_console() -> Console:

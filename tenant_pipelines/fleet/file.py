@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tenant_pipelines.errors import InvalidFleetFile, UnknownName
+from tenant_pipelines.fleet.ages import parse_age
 from tenant_pipelines.fleet.importing import import_pipeline
-from tenant_pipelines.fleet.model import Fleet, Limits, Shard
+from tenant_pipelines.fleet.model import Fleet, Limits, Resume, Shard
 from tenant_pipelines.fleet.places import SAMPLES, artifacts_folder, state_folder, warehouse_url
 from tenant_pipelines.fleet.schema import Defaults, ShardEntry, check
 from tenant_pipelines.fleet.tenants import read_tenants
@@ -55,6 +56,9 @@ def load_fleet(path: str | Path, *, environ: Mapping[str, str] | None = None) ->
         },
         state=state,
         processes=entry.processes,
+        schedule=entry.schedule or None,
+        stale_after=parse_age(entry.stale_after),
+        resume=Resume(attempts=entry.resume.attempts, wait_seconds=entry.resume.wait_seconds),
         warehouse=warehouse,
         artifacts=artifacts,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,19 @@ class Limits:
 
     max_concurrent: int = 2
     runs_at_once: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """How a shard that a run left unfinished is asked for again, by itself.
+
+    Attributes:
+        attempts: runs a cycle at most; 0 for none.
+        wait_seconds: before the first one; doubled before each further one, up to an hour.
+    """
+
+    attempts: int = 8
+    wait_seconds: int = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +74,9 @@ class Fleet:
         shards: by name, in the file's order.
         state: folder of journals, locks and artifacts, absolute; made on first write.
         processes: shard processes at once in the fleet job.
+        schedule: when a new cycle is opened and run: five cron fields, in UTC, or None.
+        stale_after: age of a tenant's last completion from which it counts as late, or None.
+        resume: how unfinished shards are asked for again.
         warehouse: SQLAlchemy URL, placeholders replaced, or None.
         artifacts: folder of the artifacts, placeholders replaced.
     """
@@ -70,6 +87,9 @@ class Fleet:
     shards: Mapping[str, Shard]
     state: Path
     processes: int = 16
+    schedule: str | None = None
+    stale_after: timedelta | None = None
+    resume: Resume = Resume()
     warehouse: str | None = None
     artifacts: str
 

@@ -5,20 +5,21 @@ line. Tenants are left to `tenants`; paths, URLs and the pipeline's import to `f
 """
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 from pydantic_core import ErrorDetails
 
 from tenant_pipelines.errors import InvalidFleetFile, nearest
+from tenant_pipelines.fleet.ages import AGE_WANTED, parse_age
 from tenant_pipelines.fleet.names import IDENTIFIER_WANTED, is_identifier
 from tenant_pipelines.fleet.yaml_nodes import Node, describe, shortened
 
 # of what later versions will accept, so that nobody takes it for a typing error
-NOT_BUILT_YET = frozenset(
-    {"budget", "isolation", "max_memory_mb", "rate", "schedule", "timeout_seconds"}
-)
+NOT_BUILT_YET = frozenset({"budget", "isolation", "max_memory_mb", "rate", "timeout_seconds"})
 
 # may hold a URL with a password, so their values are never printed
 _NOT_PRINTED = frozenset({"artifacts", "journal", "warehouse"})
@@ -28,6 +29,23 @@ def _identifier(name: str) -> str:
     if not is_identifier(name):
         raise ValueError(name)
     return name
+
+
+def _cron(text: str) -> str:
+    # Dagster knows neither seconds nor LW (dagster/_utils/schedules.py)
+    if len(text.split()) != 5 or "LW" in text.upper():
+        raise ValueError(text)
+    try:
+        CronSim(text, datetime(2000, 1, 1, tzinfo=UTC))
+    except CronSimError as error:
+        raise ValueError(text) from error
+    return text
+
+
+def _age(text: str) -> str:
+    if parse_age(text) is None:
+        raise ValueError(text)
+    return text
 
 
 Identifier = Annotated[str, AfterValidator(_identifier)]
@@ -48,6 +66,13 @@ class Defaults(_Strict):
     runs_at_once: PoolLimit = 4
 
 
+class ResumeEntry(_Strict):
+    """How often the resume sensor asks again for what a cycle has not finished."""
+
+    attempts: Annotated[int, Field(ge=0, le=1_000)] = 8
+    wait_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
+
+
 class ShardEntry(Defaults):
     """One shard; a limit it does not set is the fleet's, see ``model_fields_set``."""
 
@@ -59,6 +84,9 @@ class FleetEntry(_Strict):
 
     name: Identifier
     pipeline: Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")]
+    schedule: Annotated[str, AfterValidator(_cron)] = ""
+    stale_after: Annotated[str, AfterValidator(_age)] = ""
+    resume: ResumeEntry = ResumeEntry()
     processes: Cap = 16
     defaults: Defaults = Defaults()
     warehouse: Annotated[str, Field(min_length=1)] = ""
@@ -69,6 +97,10 @@ class FleetEntry(_Strict):
 
 _CAP_WANTED = "a whole number from 1 to 10000"
 _WANTED: Mapping[str, tuple[str, str]] = {
+    "attempts": (
+        "a whole number from 0 to 1000",
+        "Write attempts: 8, attempts: 0 to never resume, or remove the key.",
+    ),
     "artifacts": ("a folder", 'Write artifacts: "{state}/artifacts".'),
     "defaults": ("a mapping of limits", "Write defaults: {max_concurrent: 2}, or remove the key."),
     "journal": (
@@ -82,12 +114,25 @@ _WANTED: Mapping[str, tuple[str, str]] = {
         "Write pipeline: my_company.pipelines:pipeline.",
     ),
     "processes": (_CAP_WANTED, "Write processes: 16, or remove the key."),
+    "resume": (
+        "a mapping of attempts and wait_seconds",
+        "Write resume: {attempts: 8, wait_seconds: 60}, or remove the key.",
+    ),
     "runs_at_once": ("a whole number from 1 to 1000", "Write runs_at_once: 4, or remove the key."),
+    "schedule": (
+        "five cron fields (minute, hour, day, month, weekday), in UTC",
+        'Write schedule: "0 3 * * *", or remove the key.',
+    ),
     "shards": (
         "at least one shard: a mapping of shard names to their tenants",
         "Write shards: {shard_1: {tenants: [acme]}}.",
     ),
+    "stale_after": (AGE_WANTED, "Write stale_after: 24h, or remove the key."),
     "tenants": ("the tenants of the shard", "Write tenants: [acme], or remove the shard."),
+    "wait_seconds": (
+        "a whole number from 1 to 86400",
+        "Write wait_seconds: 60, or remove the key.",
+    ),
     "warehouse": (
         "a SQLAlchemy URL",
         "Write warehouse: sqlite:///{state}/warehouse.db, or remove the key.",
@@ -161,7 +206,8 @@ def _unknown_key(path: Path, where: list[str], line: int) -> InvalidFleetFile:
     """Report a key that does not exist here, with the key that was probably meant."""
     key = where[-1]
     places: Mapping[int, type[_Strict]] = {1: FleetEntry, 2: Defaults, 3: ShardEntry}
-    known = list(places[len(where)].model_fields)
+    model = ResumeEntry if where[0] == "resume" and len(where) == 2 else places[len(where)]
+    known = list(model.model_fields)
     if key in NOT_BUILT_YET:
         return InvalidFleetFile(
             path=path,

@@ -4,11 +4,13 @@ import subprocess
 import sys
 import time
 import unicodedata
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from dagster._utils.schedules import is_valid_cron_schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
@@ -17,7 +19,7 @@ from tenant_pipelines.errors import InvalidFleetFile, UnknownName
 from tenant_pipelines.fleet import file as fleet_file
 from tenant_pipelines.fleet import places
 from tenant_pipelines.fleet.file import find_fleet, load_fleet, sample_fleets
-from tenant_pipelines.fleet.model import Fleet, Limits
+from tenant_pipelines.fleet.model import Fleet, Limits, Resume
 from tenant_pipelines_tests.fleet.fleet_files import FleetFolder, quoted
 
 INSTALLED = "tenant_pipelines_tests.fleet.a_pipeline:pipeline"
@@ -398,3 +400,37 @@ class TestAnyText:
             "shards": {"a": {"tenants": {"acme": settings_of_acme}}},
         }
         loads_or_is_refused(tmp_path / "fleet.yaml", yaml.safe_dump(data).encode(errors="replace"))
+
+
+def test_schedule_age_and_resume_are_read(folder: FleetFolder) -> None:
+    """And what nobody wrote has the default that the README names."""
+    shards = folder.head() + "  a: {tenants: [b]}\n"
+    fleet = folder.load(shards)
+    assert (fleet.schedule, fleet.stale_after) == (None, None)
+    assert fleet.resume == Resume(attempts=8, wait_seconds=60)
+    fleet = folder.load(
+        shards + "schedule: '0 3 * * 1-5'\nstale_after: 36h\nresume: {attempts: 0}\n"
+    )
+    assert (fleet.schedule, fleet.stale_after) == ("0 3 * * 1-5", timedelta(hours=36))
+    assert fleet.resume == Resume(attempts=0, wait_seconds=60)
+
+
+_NUMBERS = st.one_of(
+    st.just("*"), st.integers(0, 60).map(str), st.just("*/5"), st.just("1-3"), st.just("1,15"),
+    st.just("L"), st.just("5#2"), st.just("MON"), st.just("JAN"), st.just("7L"), st.just("LW"),
+)  # fmt: skip
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(cron=st.lists(_NUMBERS, min_size=5, max_size=5).map(" ".join))
+def test_a_schedule_that_a_fleet_file_may_have_is_one_for_dagster(
+    folder: FleetFolder, cron: str
+) -> None:
+    """Else the file would be good and its definitions would not load."""
+    try:
+        folder.load(f"{folder.head()}  a: {{tenants: [b]}}\nschedule: '{cron}'\n")
+    except InvalidFleetFile:
+        return
+    assert is_valid_cron_schedule(cron)

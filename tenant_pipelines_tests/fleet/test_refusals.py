@@ -71,6 +71,19 @@ REFUSED = [
     case("octal number", "HEAD" + SHARD + "processes: 010\n", 5, "octal"),
     case("huge number", "HEAD" + SHARD + f"processes: 0x{'F' * 90}\n", 5, "from 1 to"),
     case("longer number", "HEAD" + SHARD + f"processes: {'9' * 9000}\n", 5, "from 1 to"),
+    case("schedule of four fields", "HEAD" + SHARD + "schedule: '0 3 * *'\n", 5, "'0 3 * *'",
+         "five cron fields"),
+    case("schedule with seconds", "HEAD" + SHARD + "schedule: '0 0 3 * * *'\n", 5, "five cron"),
+    case("schedule that never comes", "HEAD" + SHARD + "schedule: '0 3 31 2 *'\n", 5, "five"),
+    case("schedule by a word", "HEAD" + SHARD + "schedule: '@daily'\n", 5, "0 3 * * *"),
+    case("schedule as a number", "HEAD" + SHARD + "schedule: 3\n", 5, "a number"),
+    case("empty schedule", "HEAD" + SHARD + "schedule: ''\n", 5, "five cron fields"),
+    case("age without a unit", "HEAD" + SHARD + "stale_after: '24'\n", 5, "such as 24h"),
+    case("resume as a number", "HEAD" + SHARD + "resume: 8\n", 5, "a mapping of attempts"),
+    case("mistyped key in resume", "HEAD" + SHARD + "resume: {atempts: 8}\n", 5,
+         "Did you mean 'attempts'?"),
+    case("negative attempts", "HEAD" + SHARD + "resume: {attempts: -1}\n", 5, "from 0 to 1000"),
+    case("no wait", "HEAD" + SHARD + "resume: {wait_seconds: 0}\n", 5, "from 1 to 86400"),
     case("null defaults", "HEAD" + SHARD + "defaults:\n", 5, "nothing as 'defaults'"),
     case("fleet name", "name: a__b\npipeline: a:b\nshards:\n" + SHARD, 1, "'a__b'", "__"),
     case("hyphen", "name: a-b\npipeline: a:b\nshards:\n" + SHARD, 1, "'a-b'"),
@@ -85,7 +98,7 @@ REFUSED = [
     case("file as a pipeline", "name: a\npipeline: ./a.py:b\nshards:\n" + SHARD, 2, "a.py"),
     *(
         case(f"{key} is not built", f"HEAD{SHARD}{key}: 1\n", 5, f"{key!r}, which is not built")
-        for key in ("schedule", "rate", "budget", "isolation", "timeout_seconds")
+        for key in ("rate", "budget", "isolation", "timeout_seconds")
     ),
     case("rate in defaults", "HEAD" + SHARD + "defaults: {rate: 5/second}\n", 5, "not built"),
     case("rate in a shard", "HEAD  a: {rate: 5/second, tenants: [b]}\n", 4, "not built"),
