@@ -9,6 +9,7 @@ from tenant_pipelines.orchestration.assets import shard_asset_job, shard_assets
 from tenant_pipelines.orchestration.io_manager import TenantIOManager
 from tenant_pipelines.orchestration.jobs import fleet_op_job
 from tenant_pipelines.orchestration.resources import RunJournalResource
+from tenant_pipelines.orchestration.schedule import fleet_schedule
 
 
 def build_definitions(*fleets: Fleet) -> Definitions:
@@ -38,5 +39,6 @@ def build_definitions(*fleets: Fleet) -> Definitions:
             *(fleet_op_job(fleet) for fleet in fleets),
             *(shard_asset_job(fleet, shard) for fleet in fleets for shard in fleet.shards),
         ],
+        schedules=[fleet_schedule(fleet, fleet.schedule) for fleet in fleets if fleet.schedule],
         resources=resources,
     )

@@ -6,6 +6,10 @@ SHARD_TAG = "tenant_pipelines/shard"
 FORCE_TAG = "tenant_pipelines/force"
 NEW_CYCLE_TAG = "tenant_pipelines/new_cycle"
 TICK_TAG = "tenant_pipelines/tick"
+RESUME_TAG = "tenant_pipelines/resume"
+NEW_TENANTS_TAG = "tenant_pipelines/new_tenants"
+COMPLETE_CHECK = "complete"
+ROWS_CHECK = "rows_accounted"
 BACKFILL_TAG = "dagster/backfill"
 MAX_RETRIES_TAG = "dagster/max_retries"
 CODE_VERSION_TAG = "dagster/code_version"
@@ -50,6 +54,21 @@ def fleet_job(fleet: str) -> str:
 def shard_job(fleet: str, shard: str) -> str:
     """Return the name of the job that runs one shard."""
     return f"{fleet}__{shard}"
+
+
+def schedule(fleet: str) -> str:
+    """Return the name of the schedule that opens cycles."""
+    return f"{fleet}__schedule"
+
+
+def caretaker(fleet: str) -> str:
+    """Return the name of the sensor that keeps Dagster's view true."""
+    return f"{fleet}__caretaker"
+
+
+def resume(fleet: str) -> str:
+    """Return the name of the sensor that asks again for unfinished shards."""
+    return f"{fleet}__resume"
 
 
 def cells_resource(fleet: str) -> str:
