@@ -12,6 +12,7 @@ from tenant_pipelines.cli.demo import demo_app
 from tenant_pipelines.cli.journal import journal_app
 from tenant_pipelines.cli.maintain import doctor, sync
 from tenant_pipelines.cli.prune import prune
+from tenant_pipelines.cli.reconcile import reconcile
 from tenant_pipelines.cli.run import run
 from tenant_pipelines.cli.show import plan, status, why
 from tenant_pipelines.cli.verify import verify
@@ -51,6 +52,7 @@ app.command()(plan)
 app.command()(why)
 app.command()(status)
 app.command()(sync)
+app.command()(reconcile)
 app.command()(doctor)
 app.command()(verify)
 app.command()(prune)

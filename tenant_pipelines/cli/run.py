@@ -90,32 +90,38 @@ def _todo(
     reader: FleetReader, shards: list[str], request: Request, *, opens: bool
 ) -> dict[str, int]:
     """Return the shards to launch, with how many cells each is to run at most."""
-    left = {part for dead in dead_runs(reader.fleet.state) for part in dead.parts}
     todo: dict[str, int] = {}
     for name in shards:
         view = reader.shard(name, request, new_cycle=opens)
-        # a run that died in the shard may have completed cells that Dagster never heard of
-        if opens or view.has_work or view.lags or name in left:
+        if opens or view.has_work or view.lags:
             todo[name] = sum(cell.action in {Action.RUN, Action.CHECK} for cell in view.cells)
     return todo
 
 
 def _launch(fleet: Fleet, todo: dict[str, int], request: Request, *, new_cycle: str | None) -> bool:
-    """End the dead runs, then run the shards of ``todo``, if any; tell whether Dagster shows it.
+    """Mend what dead runs left, then run the shards of ``todo``, if any; tell if Dagster shows it.
 
     What Dagster and the steps print goes to a log file, which is kept when the run failed.
     """
     # only here: Dagster takes a second to import, and a run with nothing to do needs none
-    from tenant_pipelines.orchestration.instance import end_dead_runs, find_home, open_instance
+    from tenant_pipelines.orchestration.instance import find_home, open_instance
     from tenant_pipelines.orchestration.launch import Launch, launch
+    from tenant_pipelines.orchestration.reconcile import mend
 
     home = find_home(fleet, environ=os.environ, cwd=Path.cwd())
     log = fleet.state / "logs" / f"{request.root}.log"
     with _output_to(log) as console:
         console.print(f"DAGSTER_HOME: {home.path} ({home.origin})")
         instance = open_instance(home)
-        for ended in end_dead_runs(instance, fleet):
+        mended = mend(instance, fleet)
+        for ended in mended.ended:
             console.print(f"run {ended} had died: marked failed, its slots freed")
+        for shard in mended.reconciled:
+            if shard.green or shard.red:
+                console.print(
+                    f"{shard.shard}: {shard.green} cells shown done and {shard.red} shown failed, "
+                    "which a dead run had not told Dagster"
+                )
         if not todo:
             log.unlink()
             return True

@@ -136,22 +136,6 @@ def dead_runs(state: Path) -> list[DeadRun]:
     return [run for run in found if run.parts]
 
 
-def leftover_parts(state: Path, part: str) -> list[str]:
-    """Return the ids of the dead runs in which one part was running when they died.
-
-    Args:
-        state: the fleet's state folder; it need not exist.
-        part: as given to ``hold_run_lock``.
-
-    Returns:
-        The ids in their order.
-
-    Raises:
-        LocksUnusable: as ``dead_runs``.
-    """
-    return [run.run_id for run in dead_runs(state) if part in run.parts]
-
-
 def forget(state: Path, run_id: str, part: str) -> bool:
     """Remove what a dead run left of one part, and its folder with the last part.
 

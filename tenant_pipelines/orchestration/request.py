@@ -11,6 +11,9 @@ from tenant_pipelines.errors import InvalidRequest, UnknownName
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
 
+# of a run over one partition, and over a range
+_KEY_TAGS = (names.PARTITION_TAG, names.RANGE_START_TAG)
+
 OPEN_CONFIG = {
     "new_cycle": Field(
         Noneable(str),
@@ -71,6 +74,26 @@ def asked_tick(run: DagsterRun) -> datetime | None:
             fix="Launch again without the tag, or with such a time.",
         )
     return tick
+
+
+def asked_without_keys(run: DagsterRun, *, fleet: Fleet, shard: str) -> Request | None:
+    """Return what a run asked of a shard by its op config alone; None for one with partition keys.
+
+    Dagster itself remembers the keys of a run that has some.
+    """
+    if any(tag in run.tags for tag in _KEY_TAGS):
+        return None
+    is_fleet_job = run.job_name == names.fleet_job(fleet.name)
+    op = names.fleet_op(fleet.name, shard) if is_fleet_job else names.cells_op(fleet.name, shard)
+    given = run.run_config.get("ops") if isinstance(run.run_config, dict) else None
+    config = ((given or {}).get(op) or {}).get("config") or {}
+    tenants = config.get("tenants")
+    return Request(
+        root=root_of(run),
+        tenants=None if tenants is None else frozenset(tenants),
+        steps=config.get("steps"),
+        force=bool(config.get("force")),
+    )
 
 
 def shard_request(

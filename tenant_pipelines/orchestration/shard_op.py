@@ -12,7 +12,7 @@ from dagster import DagsterRunStatus, Failure, OpExecutionContext
 
 from tenant_pipelines.engine.cycles import newest_cycle, open_cycle
 from tenant_pipelines.engine.plan import Request, done_steps
-from tenant_pipelines.engine.run_locks import forget, hold_run_lock, leftover_parts
+from tenant_pipelines.engine.run_locks import hold_run_lock
 from tenant_pipelines.engine.runner import ShardRun
 from tenant_pipelines.engine.work import CellCompleted, ShardReport
 from tenant_pipelines.errors import InvalidRequest, TenantPipelinesError
@@ -25,8 +25,8 @@ from tenant_pipelines.orchestration.dagster_internals import (
     colours_of,
     log_planned,
 )
-from tenant_pipelines.orchestration.instance import end_dead_runs
 from tenant_pipelines.orchestration.io_manager import TenantIOManager
+from tenant_pipelines.orchestration.reconcile import mend
 from tenant_pipelines.orchestration.register import register_shard
 from tenant_pipelines.orchestration.request import (
     asked_cycle,
@@ -208,17 +208,11 @@ def run_shard_op(
             keys=keys,
             selected=selected,
         )
+        # before this run's events, or what a dead one left undone would outlast what this one does
+        mend(context.instance, fleet, shards=[shard])
         with hold_run_lock(fleet.state, context.run_id, shard):
             planned = None if keys is None else (keys, selected or fleet.pipeline.names)
-            # or forgetting them would leave them STARTED, with their slots, for good
-            end_dead_runs(context.instance, fleet)
-            # those that are dead now; a run that dies meanwhile is the next one's to make good
-            left = leftover_parts(fleet.state, shard)
-            report, is_whole_truth = _run_locked(
-                context, fleet, shard, request, planned, opens_cycle=opens_cycle
-            )
-            for run_id in left if is_whole_truth else ():
-                forget(fleet.state, run_id, shard)
+            report = _run_locked(context, fleet, shard, request, planned, opens_cycle=opens_cycle)
     except TenantPipelinesError as error:
         raise _failure(error) from None
     if not report.is_complete:
@@ -235,8 +229,7 @@ def _run_locked(
     planned: tuple[Collection[str], Collection[str]] | None,
     *,
     opens_cycle: bool,
-) -> tuple[ShardReport, bool]:
-    """Run the shard; tell also whether Dagster was shown the truth about every cell of it."""
+) -> ShardReport:
     register_shard(context.instance, fleet, shard)
     resource: RunJournalResource = getattr(context.resources, names.journal_resource(fleet.name))
     store: TenantIOManager = getattr(context.resources, names.cells_resource(fleet.name))
@@ -262,7 +255,7 @@ def _run_locked(
                 run_id=context.run_id,
                 tick=asked_tick(context.run),
             )
-        shard_op = _ShardOp(
+        return _ShardOp(
             context=context,
             fleet=fleet,
             shard=shard,
@@ -271,10 +264,7 @@ def _run_locked(
             journal=journal,
             cycle=cycle,
             store=store,
-        )
-        report = shard_op.run()
-        is_whole = request.tenants is None and request.steps is None
-        return report, is_whole and not shard_op.is_cancelled()
+        ).run()
 
 
 def _failure(error: TenantPipelinesError) -> Failure:

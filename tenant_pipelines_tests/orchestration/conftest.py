@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dagster import (
+    AssetMaterialization,
     DagsterInstance,
     ExecuteInProcessResult,
     ReexecutionOptions,
@@ -53,6 +54,22 @@ shards:
   shard_2: {tenants: [initech, umbrella, hooli]}
   shard_3: {tenants: [wonka]}
 """
+
+
+def shown_of(instance: DagsterInstance, fleet: Fleet, shard: str) -> dict[str, str]:
+    """Return the colour of every ``tenant:step`` as the UI's partition bars have it."""
+    found: dict[str, str] = {}
+    for step in fleet.pipeline.names:
+        colours = colours_of(
+            instance,
+            names.asset_key(fleet.name, shard, step),
+            names.partitions_of(fleet.name, shard),
+        )
+        for tenant in fleet.shard(shard).tenants:
+            green = tenant in colours.materialized
+            red = tenant in colours.failed
+            found[f"{tenant}:{step}"] = "red" if red else "green" if green else "none"
+    return found
 
 
 @dataclass(frozen=True)
@@ -108,19 +125,15 @@ class Rig:
         )
 
     def shown(self, shard: str = "shard_2") -> dict[str, str]:
-        """Return the colour of every ``tenant:step`` as the UI's partition bars have it."""
-        found: dict[str, str] = {}
-        for step in self.fleet.pipeline.names:
-            colours = colours_of(
-                self.instance,
-                names.asset_key(self.fleet.name, shard, step),
-                names.partitions_of(self.fleet.name, shard),
-            )
-            for tenant in self.fleet.shard(shard).tenants:
-                green = tenant in colours.materialized
-                red = tenant in colours.failed
-                found[f"{tenant}:{step}"] = "red" if red else "green" if green else "none"
-        return found
+        """Return the colour of every ``tenant:step``, see ``shown_of``."""
+        return shown_of(self.instance, self.fleet, shard)
+
+    def report(self, tenant: str, *steps: str, shard: str = "shard_2") -> None:
+        """Report materializations by hand, as the UI lets people do."""
+        for step in steps:
+            key = names.asset_key(self.fleet.name, shard, step)
+            event = AssetMaterialization(asset_key=key, partition=tenant)
+            self.instance.report_runless_asset_event(event)
 
     def materializations(self, run_id: str) -> dict[str, bool]:
         """Return each materialized ``tenant:step`` of a run, and whether it was restated."""
