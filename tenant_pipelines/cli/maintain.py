@@ -60,12 +60,8 @@ def doctor(
 
     Example: tenant-pipelines doctor --fleet flights --fix
     """
-    from tenant_pipelines.orchestration.instance import (
-        end_dead_runs,
-        find_home,
-        find_unhealthy_runs,
-        open_instance,
-    )
+    from tenant_pipelines.orchestration.health import find_unhealthy_runs
+    from tenant_pipelines.orchestration.instance import end_dead_runs, find_home, open_instance
 
     loaded = fleet_of(fleet)
     home = find_home(loaded, environ=os.environ, cwd=Path.cwd())

@@ -13,11 +13,11 @@ from dagster._core.events import EngineEventData
 from tenant_pipelines.engine.run_locks import dead_runs, hold_run_lock
 from tenant_pipelines.errors import InvalidRequest
 from tenant_pipelines.orchestration import names
+from tenant_pipelines.orchestration.health import find_unhealthy_runs
 from tenant_pipelines.orchestration.instance import (
     INSTANCE_SETTINGS,
     end_dead_runs,
     find_home,
-    find_unhealthy_runs,
 )
 from tenant_pipelines.orchestration.register import register_shard
 from tenant_pipelines_tests.orchestration.conftest import Rig
