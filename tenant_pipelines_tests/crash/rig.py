@@ -237,6 +237,11 @@ class Rig:
             command += ["--tags", json.dumps(tags)]
         return self._start(command)
 
+    def start_dev(self, port: int) -> Started:
+        """Start ``dagster dev``, webserver and daemon, on a port of this host alone."""
+        command = [sys.executable, "-m", "dagster", "dev", "-m", "tenant_pipelines.definitions"]
+        return self._start([*command, "-h", "127.0.0.1", "-p", str(port)])
+
     def start_reexecution(self, run_id: str, strategy: str) -> Started:
         """Start what the UI's button does, ``from failure`` or of ``all steps``."""
         return self._start([sys.executable, "-c", _REEXECUTION, run_id, strategy])
