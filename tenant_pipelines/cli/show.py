@@ -24,6 +24,7 @@ from tenant_pipelines.cli.common import (
     wide_console,
 )
 from tenant_pipelines.cli.explain import explain
+from tenant_pipelines.engine.completeness import is_stale
 from tenant_pipelines.engine.overview import CellView, FleetReader, ShardStatus, ShardView, State
 from tenant_pipelines.engine.plan import Action, Reason, Request
 from tenant_pipelines.errors import InvalidRequest
@@ -199,9 +200,7 @@ def _has_not_failed(of_tenant: tuple[str, list[CellView]]) -> bool:
 
 
 def _is_stale(cells: list[CellView], oldest: str | None) -> bool:
-    return oldest is not None and any(
-        cell.state is not State.COMPLETED or cell.cell.at < oldest for cell in cells
-    )
+    return any(is_stale(cell, oldest) for cell in cells)
 
 
 def _shard_json(view: ShardView, oldest: str | None) -> dict[str, Any]:

@@ -301,7 +301,7 @@ class Chain:
         context = self._context(attempt, window_from(self._state.window), inputs)
         with guarded():
             value = step(context, **values)
-        return store.store(attempt, value)
+        return replace(store.store(attempt, value), accounted=context.accounted)
 
     def _load(self, step: str) -> Any:
         cell = self._state.cell(step)

@@ -96,17 +96,23 @@ class ShardView:
 class FleetReader:
     """Reads the shards of a fleet; creates nothing."""
 
-    def __init__(self, fleet: Fleet, *, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, fleet: Fleet, *, environ: Mapping[str, str], cycle: Cycle | None = None
+    ) -> None:
         """Find the fleet's newest cycle.
 
         Args:
             fleet: the fleet.
             environ: for ``${…}`` in settings; an unset one shows as held.
+            cycle: the newest cycle, from a caller who knows it; None reads every journal for it.
         """
         self.fleet = fleet
         self._environ = environ
         self._store = ArtifactStore(fleet.artifacts)
-        self._known, self.unusable = known_cycles(fleet)
+        self._known: list[Cycle] = [cycle] if cycle is not None else []
+        self.unusable: dict[str, JournalUnusable] = {}
+        if cycle is None:
+            self._known, self.unusable = known_cycles(fleet)
         self.cycle: Cycle | None = newest_cycle(self._known)
 
     @functools.cached_property

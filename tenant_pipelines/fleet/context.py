@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,29 @@ class StepContext:
     state: Path
     warehouse: str | None
     inputs: Mapping[str, str]
+    _accounted: list[int] = field(default_factory=list, repr=False)
+
+    def account(self, *, rows: int) -> None:
+        """Say how many of the extracted rows this step has accounted for; calls add up.
+
+        A row is accounted for when it is in what the step returns, summed up or counted there, or
+        when the step left it out on purpose. The check ``rows_accounted`` compares the sum with the
+        rows that the tenant's first steps returned; count what came out, not what went in.
+
+        Args:
+            rows: at least 0.
+
+        Raises:
+            ValueError: it is no such number.
+        """
+        if isinstance(rows, bool) or rows < 0 or int(rows) != rows:
+            raise ValueError(f"ctx.account: found rows={rows!r}; wanted a whole number from 0 on")
+        self._accounted.append(int(rows))
+
+    @property
+    def accounted(self) -> int | None:
+        """The rows accounted for so far; None when ``account`` was never called."""
+        return sum(self._accounted) if self._accounted else None
 
     @property
     def cursor(self) -> Cursor | None:

@@ -1,6 +1,7 @@
 """A shard in Dagster: its assets, the one op behind them, and its asset job."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from dagster import (
@@ -14,12 +15,13 @@ from dagster import (
 
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
+from tenant_pipelines.orchestration.checks import check_specs, evaluate_checks, log_check, result_of
 from tenant_pipelines.orchestration.request import SHARD_CONFIG
 from tenant_pipelines.orchestration.shard_op import run_shard_op
 
 
 def shard_assets(fleet: Fleet, shard: str) -> AssetsDefinition:
-    """Return the assets of one shard, one per step, behind ONE op that yields no outputs.
+    """Return the assets of one shard, one per step, behind ONE op that yields only its checks.
 
     A run per tenant costs seconds of overhead, and an op per step would let one bad tenant block
     the others; inside one op each tenant's chain runs on its own.
@@ -41,6 +43,7 @@ def shard_assets(fleet: Fleet, shard: str) -> AssetsDefinition:
     @multi_asset(
         name=names.cells_op(fleet.name, shard),
         specs=specs,
+        check_specs=check_specs(fleet, shard),
         can_subset=True,
         pool=names.partition_set(fleet.name, shard),
         backfill_policy=BackfillPolicy.single_run(),
@@ -54,15 +57,24 @@ def shard_assets(fleet: Fleet, shard: str) -> AssetsDefinition:
         picked = {key.path[-1] for key in context.selected_asset_keys}
         steps = [name for name in fleet.pipeline.names if name in picked]
         has_keys = context.has_partition_key or context.has_partition_key_range
-        run_shard_op(
-            context.op_execution_context,
-            fleet,
-            shard,
-            keys=list(context.partition_keys) if has_keys else None,
-            selected=None if len(steps) == len(fleet.pipeline.names) else steps,
-            opens_cycle=True,
+        checks = (
+            run_shard_op(
+                context.op_execution_context,
+                fleet,
+                shard,
+                keys=list(context.partition_keys) if has_keys else None,
+                selected=None if len(steps) == len(fleet.pipeline.names) else steps,
+                opens_cycle=True,
+            )
+            if steps
+            # the checks alone were asked for, from the asset's page
+            else evaluate_checks(fleet, shard, now=datetime.now(UTC))
         )
-        yield from ()
+        for check in checks:
+            if check.asset_check_key in context.selected_asset_check_keys:
+                yield result_of(check)
+            else:
+                log_check(context.op_execution_context, check)
 
     return cells
 

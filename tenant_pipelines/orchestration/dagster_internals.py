@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckKey,
     AssetKey,
     DagsterEvent,
     DagsterEventType,
@@ -89,6 +91,17 @@ def is_local(instance: DagsterInstance) -> bool:
     An executor's event names a pid and no host, so nothing follows from it elsewhere.
     """
     return isinstance(instance.event_log_storage, SqliteEventLogStorage)
+
+
+def newest_check(
+    instance: DagsterInstance, asset_key: AssetKey, name: str
+) -> AssetCheckEvaluation | None:
+    """Return what Dagster shows of an asset check; None when its newest run never evaluated it."""
+    key = AssetCheckKey(asset_key, name)
+    record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    event = record.event.dagster_event if record is not None and record.event is not None else None
+    data = event.event_specific_data if event is not None else None
+    return data if isinstance(data, AssetCheckEvaluation) else None
 
 
 @dataclass(frozen=True, slots=True)

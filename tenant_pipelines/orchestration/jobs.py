@@ -14,6 +14,7 @@ from dagster import (
 
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
+from tenant_pipelines.orchestration.checks import log_check
 from tenant_pipelines.orchestration.request import OPEN_CONFIG, SHARD_CONFIG
 from tenant_pipelines.orchestration.shard_op import run_open_op, run_shard_op
 
@@ -65,6 +66,7 @@ def _shard_op(fleet: Fleet, shard: str) -> OpDefinition:
         },
     )
     def runs(context: OpExecutionContext) -> None:
-        run_shard_op(context, fleet, shard, opens_cycle=False)
+        for check in run_shard_op(context, fleet, shard, opens_cycle=False):
+            log_check(context, check)
 
     return runs

@@ -5,10 +5,11 @@ journal has the entry, from the op's own thread, while the tenants go on.
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
-from dagster import DagsterRunStatus, Failure, OpExecutionContext
+from dagster import AssetCheckEvaluation, DagsterRunStatus, Failure, OpExecutionContext
 
 from tenant_pipelines.engine.cycles import newest_cycle, open_cycle
 from tenant_pipelines.engine.plan import Request, done_steps
@@ -20,6 +21,7 @@ from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.journal.fold import Cycle, cycles_of, fold_tenant
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.orchestration import names
+from tenant_pipelines.orchestration.checks import evaluate_checks
 from tenant_pipelines.orchestration.dagster_internals import (
     IN_JOURNAL,
     colours_of,
@@ -41,6 +43,12 @@ from tenant_pipelines.orchestration.view import (
     materialization,
     restatement,
     summary,
+)
+
+# from asset failure, Dagster looks at whole assets and finds none without a key that was made
+_HOW_TO_GO_ON = (
+    "\nMend the cause, then re-execute this run from failure, or all its steps: only what is "
+    'missing runs. "From asset failure" does nothing here.'
 )
 
 
@@ -79,17 +87,12 @@ class _ShardOp:
             if self.planned is None:
                 self._plan_red(self._not_done())
             raise
-        if self.is_cancelled():
+        if is_cancelled(self.context):
             return run.report
         if not run.report.is_complete and self.planned is None:
             self._plan_red(keys_not_done(run.report))
         self._restate(run.report)
         return run.report
-
-    def is_cancelled(self) -> bool:
-        """Tell whether a user terminated the run: it then leaves every key as it was."""
-        run = self.context.instance.get_run_by_id(self.context.run_id)
-        return run is not None and run.status is DagsterRunStatus.CANCELING
 
     def _not_done(self) -> list[tuple[str, str]]:
         """Return (tenant, step) of the asked-for cells that are not done, by the journal."""
@@ -155,6 +158,12 @@ class _ShardOp:
             )
 
 
+def is_cancelled(context: OpExecutionContext) -> bool:
+    """Tell whether a user terminated the run: it then leaves every key as it was."""
+    run = context.instance.get_run_by_id(context.run_id)
+    return run is not None and run.status is DagsterRunStatus.CANCELING
+
+
 def run_open_op(context: OpExecutionContext, fleet: Fleet) -> None:
     """Open the run's cycle in every openable journal, before any shard starts.
 
@@ -182,8 +191,8 @@ def run_shard_op(
     keys: list[str] | None = None,
     selected: list[str] | None = None,
     opens_cycle: bool,
-) -> None:
-    """Run one shard.
+) -> Iterator[AssetCheckEvaluation]:
+    """Run one shard, and yield its asset checks before it fails or ends.
 
     Args:
         context: of the op.
@@ -213,10 +222,17 @@ def run_shard_op(
         with hold_run_lock(fleet.state, context.run_id, shard):
             planned = None if keys is None else (keys, selected or fleet.pipeline.names)
             report = _run_locked(context, fleet, shard, request, planned, opens_cycle=opens_cycle)
+            # one that a user terminated leaves everything as it was, and ends at once
+            if not is_cancelled(context):
+                yield from evaluate_checks(fleet, shard, now=datetime.now(UTC))
     except TenantPipelinesError as error:
         raise _failure(error) from None
     if not report.is_complete:
-        raise Failure(description=summary(report), metadata={IN_JOURNAL: True}, allow_retries=False)
+        raise Failure(
+            description=summary(report) + _HOW_TO_GO_ON,
+            metadata={IN_JOURNAL: True},
+            allow_retries=False,
+        )
     said = summary(report) + _how_to_force(report, context.op.name)
     context.log.info(said)
 

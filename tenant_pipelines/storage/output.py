@@ -18,6 +18,7 @@ class StoredOutput:
         size_bytes: bytes of the file, or of the canonical JSON.
         path: file of the artifact, relative to the artifacts folder; None when it is inline.
         value: the JSON value itself when it is inline.
+        accounted: extracted rows that the step accounted for, see ``StepContext.account``.
     """
 
     kind: OutputKind
@@ -26,10 +27,11 @@ class StoredOutput:
     size_bytes: int = 0
     path: str | None = None
     value: Any = None
+    accounted: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the mapping that goes into a journal entry's payload."""
-        return {
+        document = {
             "kind": self.kind,
             "digest": self.digest,
             "rows": self.rows,
@@ -37,6 +39,7 @@ class StoredOutput:
             "path": self.path,
             "value": self.value,
         }
+        return document if self.accounted is None else {**document, "accounted": self.accounted}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> "StoredOutput":
@@ -48,4 +51,5 @@ class StoredOutput:
             size_bytes=payload["bytes"],
             path=payload["path"],
             value=payload["value"],
+            accounted=payload.get("accounted"),
         )

@@ -80,6 +80,13 @@ class Rig:
     instance: DagsterInstance
     fault: Path
 
+    def of(self, fleet_file: Path) -> "Rig":
+        """Return the rig of another fleet in the same instance."""
+        fleet = load_fleet(fleet_file)
+        for shard in fleet.shards:
+            register_shard(self.instance, fleet, shard)
+        return Rig(fleet, self.instance, self.fault)
+
     def run(
         self, shard: str = "shard_2", *, first: str | None = None, last: str | None = None,
         config: dict[str, Any] | None = None, tags: dict[str, str] | None = None,

@@ -25,6 +25,7 @@ from tenant_pipelines.engine.plan import Action, Request
 from tenant_pipelines.engine.prune import old_cycles, prune_shard
 from tenant_pipelines.engine.recompute import recompute
 from tenant_pipelines.engine.verify import verify_shard
+from tenant_pipelines.engine.work import CellCompleted
 from tenant_pipelines.fleet.context import StepContext
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.fleet.pipeline import Pipeline, step
@@ -124,7 +125,12 @@ def run(folder: Path, command: dict[str, Any]) -> list[str] | None:
                 die_at(command["dies_at"])
             ran = run_shard(fleet, new_cycle=command["cycle"], root=command["root"], **asked)
             failures = [(cell.tenant, cell.step) for cell in ran.report.failed]
-            answer.write_text(json.dumps([ran.cells, failures]))
+            settled = [
+                event.attempt.tenant
+                for event in ran.events
+                if isinstance(event, CellCompleted) and event.is_settled
+            ]
+            answer.write_text(json.dumps([ran.cells, failures, settled]))
             status = 0
         except BaseException:  # noqa: BLE001  (told by the exit code)
             traceback.print_exc()
@@ -135,12 +141,12 @@ def run(folder: Path, command: dict[str, Any]) -> list[str] | None:
         return None
     if ended != 0:
         return [f"the run ended with {ended}"]
-    completed, failed = (
-        {tuple(cell) for cell in cells} for cells in json.loads(answer.read_text())
-    )
+    ran_cells, failures, settled = json.loads(answer.read_text())
+    completed, failed = ({tuple(cell) for cell in cells} for cells in (ran_cells, failures))
     may = {cell for cell, action in plan.items() if action in {Action.RUN, Action.CHECK}}
     must = {cell for cell, action in plan.items() if action is Action.RUN}
-    excused = {tenant for tenant, _ in failed}
+    # a load that had taken effect needs no input, which a plan cannot know without the warehouse
+    excused = {tenant for tenant, _ in failed} | set(settled)
     problems = [f"{cell} ran and was not planned" for cell in (completed | failed) - may]
     problems += [
         f"{cell} was planned and did not run"

@@ -41,6 +41,7 @@ def transform(ctx: StepContext, extract: Any) -> Any:
     import pandas as pd
 
     # rows come in the order of seq; a flight keeps its day in every report of it
+    every = len(extract)
     extract = extract.drop_duplicates("flight_id", keep="last")
     dep_delay = extract["dep_delay"].astype("float64")
     arr_delay = extract["arr_delay"].astype("float64")
@@ -71,6 +72,8 @@ def transform(ctx: StepContext, extract: Any) -> Any:
     ).reset_index()
     days = pd.to_datetime(result.pop("date").astype("int64").astype(str), format="%Y%m%d")
     result.insert(0, "day", days.dt.strftime("%Y-%m-%d"))
+    ctx.account(rows=int(result["flights"].sum()))
+    ctx.account(rows=every - len(extract))  # older reports of a flight
     ctx.log.info("flights.aggregated", extra={"flights": len(extract), "rows": len(result)})
     return result.astype({"origin": "str", "dest": "str"})
 
