@@ -1,7 +1,10 @@
-"""``sync`` and ``doctor``: make Dagster know the fleet; find what a crash left, and mend it."""
+"""``sync`` and ``doctor``: make Dagster know the fleet; find what is unhealthy, and mend it."""
 
 import os
-from dataclasses import asdict, dataclass
+import shlex
+import sys
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,14 +19,7 @@ from tenant_pipelines.cli.common import (
     print_json,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that ``doctor`` found: what, what to do, and whether it was mended."""
-
-    what: str
-    advice: str
-    is_fixed: bool = False
+_SILENT_SECONDS = 2.0
 
 
 def sync(fleet: FleetOption = None, as_json: JsonOption = False) -> None:
@@ -32,18 +28,22 @@ def sync(fleet: FleetOption = None, as_json: JsonOption = False) -> None:
     Example: tenant-pipelines sync --fleet flights
     """
     from tenant_pipelines.orchestration.instance import find_home, open_instance
-    from tenant_pipelines.orchestration.register import register_shard
+    from tenant_pipelines.orchestration.register import register_shards
 
     loaded = fleet_of(fleet)
     home = find_home(loaded, environ=os.environ, cwd=Path.cwd())
     instance = open_instance(home)
     shards = []
-    for name in loaded.shards:
-        done = register_shard(instance, loaded, name)
+    progress = _Progress("sync", len(loaded.shards))
+    for name, done in register_shards(instance, loaded, loaded.shards):
         shards.append({"shard": name, **asdict(done)})
-        if not as_json:
-            limit = "limit set" if done.is_limit_set else "limit right"
-            typer.echo(f"{name}: {done.keys_added} keys added, pool {limit}")
+        if as_json:
+            progress.tell(len(shards))
+        else:
+            limit = "set to" if done.is_limit_changed else "already"
+            typer.echo(
+                f"{name}: {done.keys_added} keys added, pool limit {limit} {done.pool_limit}"
+            )
     if as_json:
         document = {"fleet": loaded.name, "dagster_home": str(home.path), "shards": shards}
         print_json(document)
@@ -53,40 +53,87 @@ def sync(fleet: FleetOption = None, as_json: JsonOption = False) -> None:
 
 def doctor(
     fleet: FleetOption = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended.")] = False,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Mend what can be mended; dagster.yaml is never edited."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look for dead runs, slots they hold, and an unset DAGSTER_HOME; exit 1 when any is left.
+    """Look for what keeps Dagster from running this fleet well; exit 1 when a problem is left.
+
+    Dead runs, slots held for nothing, pools without their limit, partition keys that differ from
+    the fleet, settings of dagster.yaml, releases of Dagster's libraries that do not match. Warnings
+    (a very large shard, an unset DAGSTER_HOME) leave the exit code at 0. Changes nothing without
+    --fix.
 
     Example: tenant-pipelines doctor --fleet flights --fix
     """
-    from tenant_pipelines.orchestration.health import find_unhealthy_runs
-    from tenant_pipelines.orchestration.instance import end_dead_runs, find_home, open_instance
+    from tenant_pipelines.orchestration import health
+    from tenant_pipelines.orchestration.dagster_settings import open_existing, releases
+    from tenant_pipelines.orchestration.instance import find_home, open_instance
 
     loaded = fleet_of(fleet)
     home = find_home(loaded, environ=os.environ, cwd=Path.cwd())
-    findings = []
+    named = shlex.quote(fleet or str(loaded.path))
+    lasting = health.release_findings(releases())
     if not os.environ.get("DAGSTER_HOME"):
-        findings.append(
-            Finding(
+        lasting.append(
+            health.Finding(
                 f"DAGSTER_HOME is not set; our commands use {home.path} ({home.origin})",
-                f"export DAGSTER_HOME={home.path}, or dagster dev and dagster job execute keep "
-                f"their runs elsewhere",
+                f"export DAGSTER_HOME={shlex.quote(str(home.path))}, or dagster dev and dagster "
+                f"job execute keep their runs elsewhere",
+                health.Severity.WARNING,
             )
         )
-    instance = open_instance(home)
-    unhealthy = find_unhealthy_runs(instance, loaded)
-    left = unhealthy
+    fix_command = f"tenant-pipelines doctor --fix --fleet {named}"
+    progress = _Progress("doctor", len(loaded.shards))
+    instance = open_existing(home)
+    if instance is None:
+        what = f"there is no Dagster instance in {home.path} ({home.origin}) yet"
+        mendable = [health.Finding(what, f"tenant-pipelines sync --fleet {named}")]
+        mendable += health.size_findings(loaded, dict.fromkeys(loaded.shards, 0))
+    else:
+        mendable = health.look(
+            instance,
+            loaded,
+            home=home.path,
+            fix_command=fix_command,
+            at_shard=progress.tell,
+        )
     if fix:
-        end_dead_runs(instance, loaded)
-        left = find_unhealthy_runs(instance, loaded)
-    advice = f"tenant-pipelines doctor --fix --fleet {fleet or loaded.path}"
-    findings += [Finding(what, advice, is_fixed=what not in left) for what in unhealthy]
+        instance = open_instance(home)
+        health.fix(instance, loaded, at_shard=progress.tell)
+        left = health.look(
+            instance, loaded, home=home.path, fix_command=fix_command, at_shard=progress.tell
+        )
+        mended = [replace(found, is_fixed=True) for found in mendable if found not in left]
+        mendable = [*mended, *left]
+    findings = [*mendable, *lasting]
+    is_well = not any(
+        found.severity == health.Severity.PROBLEM and not found.is_fixed for found in findings
+    )
     if as_json:
         print_json({"fleet": loaded.name, "findings": [asdict(found) for found in findings]})
     else:
         for found in findings:
-            typer.echo(f"{found.what}: {'fixed' if found.is_fixed else found.advice}")
+            typer.echo(
+                f"{found.severity}: {found.what}: {'fixed' if found.is_fixed else found.advice}"
+            )
         if not findings:
             typer.echo("nothing found")
-    raise typer.Exit(ALL_DONE if all(found.is_fixed for found in findings) else NOT_DONE)
+    raise typer.Exit(ALL_DONE if is_well else NOT_DONE)
+
+
+class _Progress:
+    """Says on stderr every two seconds how many shards are done; nothing when it is quicker."""
+
+    def __init__(self, command: str, shards: int) -> None:
+        self._command = command
+        self._shards = shards
+        self._said_at = time.monotonic()
+
+    def tell(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._said_at >= _SILENT_SECONDS:
+            self._said_at = now
+            sys.stderr.write(f"{self._command}: {done:,} of {self._shards:,} shards\n")

@@ -13,13 +13,13 @@ from dagster._core.events import EngineEventData
 from tenant_pipelines.engine.run_locks import dead_runs, hold_run_lock
 from tenant_pipelines.errors import InvalidRequest
 from tenant_pipelines.orchestration import names
-from tenant_pipelines.orchestration.health import find_unhealthy_runs
+from tenant_pipelines.orchestration.health import find_slot_holders
 from tenant_pipelines.orchestration.instance import (
     INSTANCE_SETTINGS,
     end_dead_runs,
     find_home,
 )
-from tenant_pipelines.orchestration.register import register_shard
+from tenant_pipelines.orchestration.register import Registered, register_shard
 from tenant_pipelines_tests.orchestration.conftest import Rig
 
 _ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_the_repositorys_dagster_yaml_says_what_the_code_says() -> None:
 def test_registering_is_idempotent_and_sets_the_pools_limit(rig: Rig) -> None:
     """A pool without a limit of its own would be the default's."""
     again = register_shard(rig.instance, rig.fleet, "shard_2")
-    assert (again.keys_added, again.is_limit_set) == (0, False)
+    assert again == Registered(keys_added=0, pool_limit=4, is_limit_changed=False)
     assert rig.instance.get_dynamic_partitions("story/shard_2") == ["initech", "umbrella", "hooli"]
     pools = {pool.name: pool.limit for pool in rig.instance.event_log_storage.get_pool_limits()}
     assert pools["story/shard_2"] == 4
@@ -60,9 +60,9 @@ def test_a_dead_run_is_failed_its_slot_is_freed_and_a_live_one_is_left_alone(rig
     state = rig.fleet.state
     subprocess.run([sys.executable, "-c", _HOLDER, str(state), dead.run_id], check=False)
     with hold_run_lock(state, live.run_id, "shard_1"):
-        assert len(find_unhealthy_runs(rig.instance, rig.fleet)) == 1
+        assert len(find_slot_holders(rig.instance, rig.fleet)) == 1
         assert end_dead_runs(rig.instance, rig.fleet) == [dead.run_id]
-        assert find_unhealthy_runs(rig.instance, rig.fleet) == []
+        assert find_slot_holders(rig.instance, rig.fleet) == []
         assert end_dead_runs(rig.instance, rig.fleet) == []
     statuses = [rig.instance.get_run_by_id(run.run_id) for run in (dead, live)]
     assert [run.status for run in statuses if run] == [
