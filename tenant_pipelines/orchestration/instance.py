@@ -37,6 +37,10 @@ INSTANCE_SETTINGS: dict[str, Any] = {
         "free_slots_after_run_end_seconds": 30,
     },
     "run_retries": {"enabled": False},
+    "retention": {
+        "schedule": {"purge_after_days": {"skipped": 7, "started": 30, "success": 90}},
+        "sensor": {"purge_after_days": {"skipped": 1, "started": 7, "success": 30, "failure": 30}},
+    },
 }
 
 # the fleet job's executor tells its pid within a second of the run's start

@@ -1,13 +1,15 @@
 """The instance: registered partitions and pools, dead runs, and dagster.yaml."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from dagster import DagsterRunStatus
+from dagster import DagsterInstance, DagsterRunStatus
+from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.events import EngineEventData
 
 from tenant_pipelines.engine.run_locks import dead_runs, hold_run_lock
@@ -28,6 +30,40 @@ _ROOT = Path(__file__).parents[2]
 def test_the_repositorys_dagster_yaml_says_what_the_code_says() -> None:
     """A key that drifts in one place fails here."""
     assert yaml.safe_load((_ROOT / "dagster.yaml").read_text()) == INSTANCE_SETTINGS
+
+
+def test_dagster_works_with_what_the_repositorys_dagster_yaml_says(tmp_path: Path) -> None:
+    """A key that Dagster renames, or takes and ignores, fails here."""
+    shutil.copy(_ROOT / "dagster.yaml", tmp_path)
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        kept = {section: instance.get_settings(section) for section in INSTANCE_SETTINGS}
+        # Dagster adds the defaults of what the file leaves out
+        assert {
+            section: {key: kept[section][key] for key in written}
+            for section, written in INSTANCE_SETTINGS.items()
+        } == INSTANCE_SETTINGS
+        assert not instance.telemetry_enabled
+        assert not instance.nux_enabled
+        assert instance.run_monitoring_enabled
+        assert not instance.run_retries_enabled
+        queue = instance.get_concurrency_config().run_queue_config
+        assert queue is not None
+        assert queue.max_concurrent_runs == 16
+        assert queue.tag_concurrency_limits == [
+            {"key": names.SHARD_TAG, "value": {"applyLimitPerUniqueValue": True}, "limit": 4}
+        ]
+        days = {
+            kind: {
+                status.value.lower(): number
+                for status, number in instance.get_tick_retention_settings(kind).items()
+            }
+            for kind in (InstigatorType.SCHEDULE, InstigatorType.SENSOR)
+        }
+        # -1: for good
+        assert days == {
+            InstigatorType.SCHEDULE: {"started": 30, "skipped": 7, "success": 90, "failure": -1},
+            InstigatorType.SENSOR: {"started": 7, "skipped": 1, "success": 30, "failure": 30},
+        }
 
 
 def test_registering_is_idempotent_and_sets_the_pools_limit(rig: Rig) -> None:
