@@ -116,9 +116,8 @@ def doctor(
         print_json({"fleet": loaded.name, "findings": [asdict(found) for found in findings]})
     else:
         for found in findings:
-            typer.echo(
-                f"{found.severity}: {found.what}: {'fixed' if found.is_fixed else found.advice}"
-            )
+            end = "fixed" if found.is_fixed else found.advice
+            typer.echo(f"{found.severity}: {found.what}\n  " + end.replace("\n", "\n  "))
         if not findings:
             typer.echo("nothing found")
     raise typer.Exit(ALL_DONE if is_well else NOT_DONE)
