@@ -136,6 +136,23 @@ def dead_runs(state: Path) -> list[DeadRun]:
     return [run for run in found if run.parts]
 
 
+def live_parts(state: Path) -> frozenset[str]:
+    """Return the parts that are at work in some run of this host, or may be, writing nothing.
+
+    Args:
+        state: the fleet's state folder; it need not exist.
+
+    Raises:
+        LocksUnusable: a file cannot be asked for its lock.
+    """
+    return frozenset(
+        path.stem
+        for folder in _listed(state / "runs")
+        for path in _listed(folder)
+        if path.suffix == _SUFFIX and not _is_unlocked_and_gone(path)
+    )
+
+
 def forget(state: Path, run_id: str, part: str) -> bool:
     """Remove what a dead run left of one part, and its folder with the last part.
 

@@ -84,5 +84,8 @@ def shard_asset_job(fleet: Fleet, shard: str) -> Any:
     return define_asset_job(
         names.shard_job(fleet.name, shard),
         selection=[names.asset_key(fleet.name, shard, step) for step in fleet.pipeline.names],
-        tags={names.SHARD_TAG: shard, names.MAX_RETRIES_TAG: "0"},
+        tags={
+            names.SHARD_TAG: names.partition_set(fleet.name, shard),
+            names.MAX_RETRIES_TAG: "0",
+        },
     )

@@ -1,4 +1,4 @@
-"""Fleets to Dagster definitions: assets, jobs and resources."""
+"""Fleets to Dagster definitions: assets, jobs, schedules, sensors and resources."""
 
 from dagster import Definitions
 
@@ -6,9 +6,11 @@ from tenant_pipelines.errors import InvalidRequest
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.assets import shard_asset_job, shard_assets
+from tenant_pipelines.orchestration.caretaker import caretaker_sensor
 from tenant_pipelines.orchestration.io_manager import TenantIOManager
 from tenant_pipelines.orchestration.jobs import fleet_op_job
 from tenant_pipelines.orchestration.resources import RunJournalResource
+from tenant_pipelines.orchestration.resume import resume_sensor
 from tenant_pipelines.orchestration.schedule import fleet_schedule
 
 
@@ -33,11 +35,19 @@ def build_definitions(*fleets: Fleet) -> Definitions:
     for fleet in fleets:
         resources[names.cells_resource(fleet.name)] = TenantIOManager(fleet)
         resources[names.journal_resource(fleet.name)] = RunJournalResource(fleet)
+    shard_jobs = {
+        fleet.name: [shard_asset_job(fleet, shard) for shard in fleet.shards] for fleet in fleets
+    }
     return Definitions(
         assets=[shard_assets(fleet, shard) for fleet in fleets for shard in fleet.shards],
         jobs=[
             *(fleet_op_job(fleet) for fleet in fleets),
-            *(shard_asset_job(fleet, shard) for fleet in fleets for shard in fleet.shards),
+            *(job for jobs in shard_jobs.values() for job in jobs),
+        ],
+        sensors=[
+            sensor(fleet, jobs=shard_jobs[fleet.name])
+            for fleet in fleets
+            for sensor in (caretaker_sensor, resume_sensor)
         ],
         schedules=[fleet_schedule(fleet, fleet.schedule) for fleet in fleets if fleet.schedule],
         resources=resources,

@@ -24,6 +24,11 @@ from dagster._core.events import (
     JobFailureData,
 )
 from dagster._core.execution.api import execute_run
+from dagster._core.execution.backfill import (
+    BULK_ACTION_TERMINAL_STATUSES,
+    BulkActionsFilter,
+    BulkActionStatus,
+)
 from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
@@ -102,6 +107,14 @@ def newest_check(
     event = record.event.dagster_event if record is not None and record.event is not None else None
     data = event.event_specific_data if event is not None else None
     return data if isinstance(data, AssetCheckEvaluation) else None
+
+
+def assets_in_backfills(instance: DagsterInstance) -> frozenset[AssetKey]:
+    """Return the assets that backfills target which have not ended."""
+    ended = {BulkActionStatus.COMPLETED, *BULK_ACTION_TERMINAL_STATUSES}
+    going_on = [status for status in BulkActionStatus if status not in ended]
+    backfills = instance.get_backfills(filters=BulkActionsFilter(statuses=going_on))
+    return frozenset(key for backfill in backfills for key in backfill.asset_selection or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a Dagster run was asked for: op config, run tags, partition keys, selected assets."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -74,6 +74,11 @@ def asked_tick(run: DagsterRun) -> datetime | None:
             fix="Launch again without the tag, or with such a time.",
         )
     return tick
+
+
+def config_for_tenants(op: str, tenants: Iterable[str]) -> dict[str, Any]:
+    """Return the run config by which a shard's op does some tenants only."""
+    return {"ops": {op: {"config": {"tenants": list(tenants)}}}}
 
 
 def asked_without_keys(run: DagsterRun, *, fleet: Fleet, shard: str) -> Request | None:

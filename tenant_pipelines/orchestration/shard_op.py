@@ -205,9 +205,10 @@ def run_shard_op(
     Raises:
         Failure: a cell that was asked for is not done, or the shard cannot run; never retried.
     """
-    context.instance.add_run_tags(
-        context.run_id, {names.MAX_RETRIES_TAG: "0", names.SHARD_TAG: shard}
-    )
+    tags = {names.MAX_RETRIES_TAG: "0"}
+    if context.job_name != names.fleet_job(fleet.name):
+        tags[names.SHARD_TAG] = names.partition_set(fleet.name, shard)
+    context.instance.add_run_tags(context.run_id, tags)
     try:
         request = shard_request(
             fleet,

@@ -10,6 +10,7 @@ import pytest
 from dagster import (
     AssetMaterialization,
     DagsterInstance,
+    DagsterRunStatus,
     ExecuteInProcessResult,
     ReexecutionOptions,
     build_reconstructable_job,
@@ -106,6 +107,11 @@ class Rig:
             instance=self.instance, tags=given, raise_on_error=False, asset_selection=selection,
             run_config={"ops": {op: {"config": config or {}}}},
         )  # fmt: skip
+
+    def tagged_run(self, shard: str, tags: dict[str, str], *, status: str = "FAILURE") -> None:
+        """Record a run of a shard's job that ended without doing anything."""
+        job = build_definitions(self.fleet).resolve_job_def(names.shard_job(self.fleet.name, shard))
+        self.instance.create_run_for_job(job, status=DagsterRunStatus(status), tags=tags)
 
     def run_fleet(self, **config: Any) -> Any:
         """Run the fleet job, each shard in a process of its own."""

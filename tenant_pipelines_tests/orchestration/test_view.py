@@ -155,4 +155,4 @@ def test_shard_runs_are_never_retried_by_dagster(rig: Rig) -> None:
     assert run is not None
     assert run.status is DagsterRunStatus.FAILURE
     assert run.tags["dagster/max_retries"] == "0"
-    assert run.tags["tenant_pipelines/shard"] == "shard_2"
+    assert run.tags["tenant_pipelines/shard"] == "story/shard_2"
