@@ -18,13 +18,17 @@ import typer
 
 from tenant_pipelines_tests.benchmarks import (
     cells,
+    definitions,
+    events,
     flights,
     limits,
     load,
     memory,
     plan,
+    reconcile,
     rerun,
     startup,
+    sync,
     tenant_memory,
 )
 from tenant_pipelines_tests.benchmarks.report import Measurement, table
@@ -69,6 +73,15 @@ class DataPart(StrEnum):
     PLAN = "plan"
     LOAD = "load"
     MEMORY = "memory"
+
+
+class DagsterPart(StrEnum):
+    """A group of measurements of ``dagster``."""
+
+    DEFINITIONS = "definitions"
+    SYNC = "sync"
+    EVENTS = "events"
+    RECONCILE = "reconcile"
 
 
 @app.command()
@@ -128,6 +141,35 @@ def data(
             DataPart.PLAN: plan.measure,
             DataPart.LOAD: load.measure,
             DataPart.MEMORY: tenant_memory.measure,
+        }
+        for part, measure in parts.items():
+            if not only or part in only:
+                measured |= measure(Path(name), scale=scale, rounds=rounds)
+    _print(measured, as_json=as_json, scale=scale, rounds=rounds)
+
+
+@app.command("dagster")
+def dagster_(
+    as_json: JsonOption = False,
+    scale: ScaleOption = 1.0,
+    rounds: RoundsOption = 3,
+    only: Annotated[
+        list[DagsterPart] | None, typer.Option(help="Measure this part only; can be repeated.")
+    ] = None,
+    folder: FolderOption = None,
+) -> None:
+    """Measure what Dagster costs: 1,000 shards' definitions, sync, its events, reconcile.
+
+    Example:
+    python -m tenant_pipelines_tests.benchmarks dagster --only definitions --rounds 1
+    """
+    measured: dict[str, Measurement] = {}
+    with tempfile.TemporaryDirectory(prefix="tenant-pipelines-", dir=folder) as name:
+        parts = {
+            DagsterPart.DEFINITIONS: definitions.measure,
+            DagsterPart.SYNC: sync.measure,
+            DagsterPart.EVENTS: events.measure,
+            DagsterPart.RECONCILE: reconcile.measure,
         }
         for part, measure in parts.items():
             if not only or part in only:

@@ -23,12 +23,19 @@ _DATA = {
     "load": {"first", "generation", "merge", "replaces_groups", "replaces_all"},
     "tenant_memory": {"chain"},
 }
+_DAGSTER = {
+    "definitions": {"load", "tell"},
+    "sync": {"shards_of_1000", "shards_of_100", "again"},
+    "events": {"planned", "materialization"},
+    "reconcile": {"right"},
+}
 _BYTES = {"bytes_per_tenant_1k", "bytes_per_tenant_10k", "bytes_per_further_tenant"}
 _DERIVED = {
     "one_thread": {"append_fsync_per_second", "cpu_ms_per_cell"},
     "many_threads": {"cpu_ms_per_cell"},
     "memory_first_run": _BYTES,
     "memory_rerun": _BYTES,
+    "definitions": {"peak_mib"},
 }
 
 
@@ -89,6 +96,14 @@ def test_data_measures_everything_beside_its_floor(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_dagster_measures_everything_beside_its_floor(tmp_path: Path) -> None:
+    """At a hundredth of the size every part runs, and the document has every number."""
+    small = ("--scale", "0.01", "--rounds", "1", "--folder", str(tmp_path))
+    _check_document(_benchmarks("dagster", "--json", *small), _DAGSTER)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_part_alone_prints_a_table() -> None:
     """Optimising one thing does not cost measuring all, and the table shows its target."""
     done = _benchmarks("engine", "--scale", "0.01", "--rounds", "3", "--only", "cells")
@@ -97,7 +112,7 @@ def test_a_part_alone_prints_a_table() -> None:
     assert "flights" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), ("engine",), ("data",), ("limits",)])
+@pytest.mark.parametrize("arguments", [(), ("engine",), ("data",), ("limits",), ("dagster",)])
 def test_help_shows_an_example(arguments: tuple[str, ...]) -> None:
     """Who measures once a year starts from the example."""
     done = _benchmarks(*arguments, "--help")
