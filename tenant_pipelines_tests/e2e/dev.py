@@ -7,6 +7,7 @@ same click, and queries read what its pages show. Nothing here knows the journal
 
 import contextlib
 import json
+import re
 import socket
 import time
 import urllib.error
@@ -61,6 +62,8 @@ pipeline = Pipeline([extract, transform, load])
 
 _ENDED_RUN = {"SUCCESS", "FAILURE", "CANCELED"}
 _ENDED_BACKFILL = {"COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED", "CANCELED"}
+
+_PID = re.compile(r"\(pid: (\d+)\)")
 
 _PYTHON_ERROR = "... on PythonError { message }"
 _LAUNCHED_BACKFILL = """{
@@ -135,8 +138,6 @@ class Dev:
     port: int
     server: Started
 
-    # --- the server
-
     def restart(self) -> None:
         """Start ``dagster dev`` again, over the same home; the one before must be gone."""
         assert not self.server.members(), "dagster dev is still there"
@@ -200,8 +201,6 @@ class Dev:
             document = json.load(error)
         assert not document.get("errors"), document["errors"]
         return document["data"]
-
-    # --- clicks that start something
 
     def backfill(
         self,
@@ -349,21 +348,16 @@ class Dev:
         }
         found = self.ask(
             "query ($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector)"
-            " { __typename ... on Sensor { sensorState { id selectorId } } } }",
+            " { __typename ... on Sensor { sensorState { id } } } }",
             selector=selector,
         )["sensorOrError"]
         if found["__typename"] != "Sensor":
             return
-        state = found["sensorState"]
         answer = self.ask(
-            "mutation ($id: String!, $selectorId: String!) { stopSensor"
-            "(id: $id, job_selector_id: $selectorId) { __typename " + _PYTHON_ERROR + " } }",
-            id=state["id"],
-            selectorId=state["selectorId"],
+            "mutation ($id: String!) { stopSensor(id: $id) { __typename " + _PYTHON_ERROR + " } }",
+            id=found["sensorState"]["id"],
         )["stopSensor"]
         assert answer["__typename"] == "StopSensorMutationResult", answer
-
-    # --- what the pages show
 
     def wait_for_backfill(self, backfill_id: str) -> str:
         """Wait until a backfill has ended and return how."""
@@ -429,6 +423,10 @@ class Dev:
             if failure:
                 found.append(failure["description"] or "")
         return found
+
+    def processes(self, run_id: str) -> set[int]:
+        """Return the processes that a run's page names: its worker's and its steps'."""
+        return {int(pid) for line in self.messages(run_id) for pid in _PID.findall(line)}
 
     def made_by(self, run_id: str) -> list[Made]:
         """Return the materializations of a run, in order."""
