@@ -7,14 +7,14 @@ look at every shard. Duties, in this order:
 - runs that died are marked failed, their slots freed, and what they did not tell is told;
 - tenants of the fleet file become partition keys, limits are set, and keys of tenants that left it
   go once no run and no backfill targets them;
-- a tenant that is new to a shard that has run before is asked for, by one run for all that are new;
+- tenants that became keys of a shard which has run before are asked for, by one run for them;
 - Dagster's view of a shard whose journal changed, or on which a run ended badly, is reconciled;
 - the shard's asset checks are reported where they have changed.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -45,7 +45,7 @@ from tenant_pipelines.orchestration.dagster_internals import assets_in_backfills
 from tenant_pipelines.orchestration.looked_at import LookedAt, mark_of
 from tenant_pipelines.orchestration.reconcile import mend, reconcile_shard
 from tenant_pipelines.orchestration.register import register_shards
-from tenant_pipelines.orchestration.request import asked_without_keys, config_for_tenants
+from tenant_pipelines.orchestration.request import config_for_tenants
 from tenant_pipelines.orchestration.run_targets import shards_of, targets_tenant, unfinished_runs
 
 INTERVAL_SECONDS = 10
@@ -59,8 +59,6 @@ _OVERLAP = timedelta(seconds=20)
 _MOST_RUNS = 500
 # a name of a shard begins with a letter
 _KEYS = "/keys/"
-# of the past runs for new tenants, in which a tenant is looked for
-_MOST_ASKED = 100
 
 
 def caretaker_sensor(fleet: Fleet, *, jobs: Sequence[Any]) -> SensorDefinition:
@@ -197,9 +195,6 @@ def _look_at(
         care.said.append(f"{shard}: {bite.left} cells are still shown wrongly")
         return False
     report_checks(instance, fleet, shard, cycle=cycle, now=datetime.now(UTC))
-    request = _request_for_new_tenants(instance, fleet, shard)
-    if request is not None:
-        care.requests.append(request)
     return True
 
 
@@ -244,21 +239,22 @@ class _Keys:
 
     def put_right(self, shard: str, care: Care) -> bool:
         """Add, set and remove what is due; tell whether nothing is left to do."""
-        for _, done in register_shards(self._instance, self._fleet, [shard]):
-            if done.keys_added:
-                care.said.append(f"{shard}: {done.keys_added} tenants became partition keys")
-        keys = list(
-            self._instance.get_dynamic_partitions(names.partition_set(self._fleet.name, shard))
-        )
+        name = names.partition_set(self._fleet.name, shard)
+        keys = list(self._instance.get_dynamic_partitions(name))
+        known = set(keys)
+        added = [tenant for tenant in self._fleet.shard(shard).tenants if tenant not in known]
+        list(register_shards(self._instance, self._fleet, [shard]))
+        if added:
+            care.said.append(f"{shard}: {len(added)} tenants became partition keys")
+            request = _request_for(self._fleet, shard, added)
+            care.requests += [request] if request is not None else []
         gone = [key for key in keys if key not in self._fleet.shard(shard).tenants]
         kept = 0
         for key in gone:
             if self._is_targeted(shard, key, keys):
                 kept += 1
                 continue
-            self._instance.delete_dynamic_partition(
-                names.partition_set(self._fleet.name, shard), key
-            )
+            self._instance.delete_dynamic_partition(name, key)
             care.said.append(f"{shard}: {key} left the fleet file, its partition key is gone")
         if kept:
             care.said.append(f"{shard}: {kept} keys of tenants that left are still in use")
@@ -278,45 +274,28 @@ class _Keys:
         )
 
 
-def new_tenants(
-    listed: Iterable[str], *, known: Collection[str], asked: Collection[str]
-) -> list[str]:
-    """Return the tenants that nobody has run and nobody has asked for.
+def _request_for(fleet: Fleet, shard: str, added: Sequence[str]) -> RunRequest | None:
+    """Return the one run for tenants that became keys, where the shard has run before.
 
-    Args:
-        listed: the tenants of a shard, in the fleet file's order.
-        known: tenants with history, in this shard or in another one.
-        asked: tenants that earlier runs for new tenants were for.
+    A tick that dies between the two leaves them to the resume sensor, which asks for what is
+    missing.
     """
-    return [name for name in listed if name not in known and name not in asked]
-
-
-def _request_for_new_tenants(
-    instance: DagsterInstance, fleet: Fleet, shard: str
-) -> RunRequest | None:
-    """Return the one run that does what is new in a shard that has run before."""
-    listed = fleet.shard(shard).tenants
-    journal = Journal.existing(fleet.journal_path(shard), fleet=fleet.name, shard=shard)
+    try:
+        journal = Journal.existing(fleet.journal_path(shard), fleet=fleet.name, shard=shard)
+    except JournalUnusable:
+        return None
     if journal is None:
         return None
     with journal:
-        known = journal.tenants()
-    if not known or all(name in known for name in listed):
-        return None
-    tag = names.partition_set(fleet.name, shard)
-    past = instance.get_runs(RunsFilter(tags={names.NEW_TENANTS_TAG: tag}), limit=_MOST_ASKED)
-    requests = (asked_without_keys(run, fleet=fleet, shard=shard) for run in past)
-    asked = {name for request in requests if request for name in request.tenants or ()}
-    new = new_tenants(listed, known=known, asked=asked)
-    if new:
-        # one with history elsewhere is held until that moves
-        elsewhere = read_histories(fleet)
-        new = [name for name in new if name not in elsewhere]
+        if not journal.tenants():
+            return None
+    # one with history here is not new, and one with history elsewhere is held until that moves
+    known = read_histories(fleet)
+    new = [name for name in added if name not in known]
     if not new:
         return None
     return RunRequest(
         run_key=f"new:{shard}:{hashlib.sha256(repr(sorted(new)).encode()).hexdigest()[:16]}",
         job_name=names.shard_job(fleet.name, shard),
         run_config=config_for_tenants(names.cells_op(fleet.name, shard), new),
-        tags={names.NEW_TENANTS_TAG: tag},
     )
