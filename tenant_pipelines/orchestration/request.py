@@ -7,7 +7,7 @@ from typing import Any
 from dagster import DagsterRun, Field, Noneable
 
 from tenant_pipelines.engine.plan import Request
-from tenant_pipelines.errors import InvalidRequest, UnknownName
+from tenant_pipelines.errors import InvalidRequest, UnknownName, nearest
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
 
@@ -76,6 +76,35 @@ def asked_tick(run: DagsterRun) -> datetime | None:
     return tick
 
 
+def check_tags(run: DagsterRun) -> None:
+    """Refuse run tags of ours that do not exist.
+
+    Raises:
+        InvalidRequest: names the tag, and the one that was probably meant.
+    """
+    for tag in run.tags:
+        if tag.startswith(names.TAG_PREFIX) and tag not in names.TAGS:
+            hint = nearest(tag, names.TAGS)
+            raise InvalidRequest(
+                place="run tags",
+                found=f"the unknown tag {tag!r}",
+                wanted=", ".join(sorted(names.TAGS)),
+                fix=f"{hint[:1].upper()}{hint[1:]}Launch again without it.",
+            )
+
+
+def keys_of_nobody(fleet: Fleet, shard: str, keys: Iterable[str] | None) -> list[str]:
+    """Return the partition keys of tenants that are no longer in the fleet file."""
+    return [name for name in keys or () if name not in fleet.shard(shard).tenants]
+
+
+def op_config(run: DagsterRun, op: str) -> dict[str, Any]:
+    """Return the config that a run has for one of its ops, as it was given."""
+    given = run.run_config.get("ops") if isinstance(run.run_config, dict) else None
+    config: dict[str, Any] = ((given or {}).get(op) or {}).get("config") or {}
+    return config
+
+
 def config_for_tenants(op: str, tenants: Iterable[str]) -> dict[str, Any]:
     """Return the run config by which a shard's op does some tenants only."""
     return {"ops": {op: {"config": {"tenants": list(tenants)}}}}
@@ -90,8 +119,7 @@ def asked_without_keys(run: DagsterRun, *, fleet: Fleet, shard: str) -> Request 
         return None
     is_fleet_job = run.job_name == names.fleet_job(fleet.name)
     op = names.fleet_op(fleet.name, shard) if is_fleet_job else names.cells_op(fleet.name, shard)
-    given = run.run_config.get("ops") if isinstance(run.run_config, dict) else None
-    config = ((given or {}).get(op) or {}).get("config") or {}
+    config = op_config(run, op)
     tenants = config.get("tenants")
     return Request(
         root=root_of(run),
@@ -107,8 +135,8 @@ def shard_request(
     shard: str,
     run: DagsterRun,
     config: Mapping[str, Any],
-    keys: list[str] | None,
-    selected: list[str] | None,
+    keys: list[str] | None = None,
+    selected: list[str] | None = None,
 ) -> Request:
     """Return the request, checked before the run does anything.
 
@@ -132,13 +160,17 @@ def shard_request(
             wanted="'true' or 'false'",
             fix="Launch again with one of them.",
         )
-    known = list(fleet.shard(shard).tenants)
+    check_tags(run)
+    listed = fleet.shard(shard).tenants
     tenants: list[str] | None = config.get("tenants")
+    gone = keys_of_nobody(fleet, shard, keys)
+    if keys is not None and len(gone) < len(keys):
+        # a backfill may target a tenant that left the fleet file since; the others go on
+        keys = [name for name in keys if name in listed]
     for name in [*(keys or []), *(tenants or [])]:
-        if name not in fleet.shard(shard).tenants:
-            raise UnknownName(
-                kind="tenant", name=name, known=known, place=f"shard {shard!r} of {fleet.path}"
-            )
+        if name not in listed:
+            place = f"shard {shard!r} of {fleet.path}"
+            raise UnknownName(kind="tenant", name=name, known=list(listed), place=place)
     if keys is not None:
         tenants = keys if tenants is None else [name for name in keys if name in tenants]
     steps: list[str] | None = config.get("steps")

@@ -33,10 +33,13 @@ from tenant_pipelines.orchestration.register import register_shard
 from tenant_pipelines.orchestration.request import (
     asked_cycle,
     asked_tick,
+    keys_of_nobody,
+    op_config,
     root_of,
     shard_request,
 )
 from tenant_pipelines.orchestration.resources import RunJournalResource
+from tenant_pipelines.orchestration.run_targets import shards_of
 from tenant_pipelines.orchestration.view import (
     cells_to_restate,
     keys_not_done,
@@ -121,7 +124,10 @@ class _ShardOp:
 
     def _restate(self, report: ShardReport) -> None:
         is_backfill = names.BACKFILL_TAG in self.context.run.tags
-        every_key = self.planned is not None and (is_backfill or not report.is_complete)
+        fails = not report.is_complete or bool(
+            self.planned and keys_of_nobody(self.fleet, self.shard, self.planned[0])
+        )
+        every_key = self.planned is not None and (is_backfill or fails)
         tenants, steps = self.planned or (
             self._asked_tenants(),
             self.request.asked_steps(self.fleet.pipeline),
@@ -171,6 +177,10 @@ def run_open_op(context: OpExecutionContext, fleet: Fleet) -> None:
         Failure: the request makes no sense; nothing was opened.
     """
     try:
+        # every shard's, before the first cell of any
+        for shard in shards_of(context.run, fleet):
+            config = op_config(context.run, names.fleet_op(fleet.name, shard))
+            shard_request(fleet, shard=shard, run=context.run, config=config)
         with hold_run_lock(fleet.state, context.run_id, "_open"):
             open_cycle(
                 fleet,
@@ -220,6 +230,7 @@ def run_shard_op(
         )
         # before this run's events, or what a dead one left undone would outlast what this one does
         mend(context.instance, fleet, shards=[shard])
+        gone = keys_of_nobody(fleet, shard, keys)
         with hold_run_lock(fleet.state, context.run_id, shard):
             planned = None if keys is None else (keys, selected or fleet.pipeline.names)
             report = _run_locked(context, fleet, shard, request, planned, opens_cycle=opens_cycle)
@@ -228,9 +239,12 @@ def run_shard_op(
                 yield from evaluate_checks(fleet, shard, now=datetime.now(UTC))
     except TenantPipelinesError as error:
         raise _failure(error) from None
-    if not report.is_complete:
+    if gone or not report.is_complete:
+        left = (
+            f"\nno longer in {fleet.path}: {', '.join(gone)}; nothing ran for them" if gone else ""
+        )
         raise Failure(
-            description=summary(report) + _HOW_TO_GO_ON,
+            description=summary(report) + left + _HOW_TO_GO_ON,
             metadata={IN_JOURNAL: True},
             allow_retries=False,
         )

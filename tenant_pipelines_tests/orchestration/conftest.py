@@ -113,7 +113,7 @@ class Rig:
         job = build_definitions(self.fleet).resolve_job_def(names.shard_job(self.fleet.name, shard))
         self.instance.create_run_for_job(job, status=DagsterRunStatus(status), tags=tags)
 
-    def run_fleet(self, **config: Any) -> Any:
+    def run_fleet(self, *, _ops: dict[str, Any] | None = None, **config: Any) -> Any:
         """Run the fleet job, each shard in a process of its own."""
         opening = {"config": config}
         return execute_job(
@@ -123,7 +123,7 @@ class Rig:
                 (str(self.fleet.path),),
             ),
             instance=self.instance,
-            run_config={"ops": {names.open_op(self.fleet.name): opening}},
+            run_config={"ops": {names.open_op(self.fleet.name): opening, **(_ops or {})}},
         )
 
     def reexecute(self, run_id: str) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from dagster import DagsterRunStatus
 
+from tenant_pipelines.fleet.file import load_fleet
 from tenant_pipelines_tests.engine.fleets import run_shard
 from tenant_pipelines_tests.orchestration.conftest import Rig
 
@@ -145,6 +146,55 @@ def test_a_failing_run_without_keys_shows_the_failed_and_blocked_cells_red(rig: 
     rig.fault.touch()
     assert not rig.run().success
     assert rig.shown() == _UMBRELLA_RED
+
+
+def test_a_tenant_that_left_the_fleet_file_is_red_alone(rig: Rig) -> None:
+    """A backfill that targets it goes on for the others, and ends failed for what was asked."""
+    text = rig.fleet.path.read_text().replace("initech, umbrella, hooli", "initech, hooli")
+    rig.fleet.path.write_text(text)
+    smaller = Rig(load_fleet(rig.fleet.path), rig.instance, rig.fault)
+    for run in (smaller.run(**_RANGE), smaller.run(**_RANGE)):
+        assert not run.success
+        failure = next(event for event in run.all_events if event.is_step_failure)
+        said = str(failure.step_failure_data.user_failure_data)
+        assert "no longer in" in said
+        assert "umbrella; nothing ran for them" in said
+        assert rig.shown() == {
+            cell: "red" if cell.startswith("umbrella") else "green" for cell in _CELLS
+        }
+    alone = smaller.run(first="umbrella")
+    failure = next(event for event in alone.all_events if event.is_step_failure)
+    assert "there is no tenant 'umbrella'" in str(failure.step_failure_data.user_failure_data)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tags": {"tenant_pipelines/froce": "true"}}, "did you mean 'tenant_pipelines/force'"),
+        ({"tags": {"tenant_pipelines/force": "yes"}}, "wanted 'true' or 'false'"),
+        ({"config": {"tenants": ["umbrela"]}}, "did you mean 'umbrella'"),
+        ({"config": {"steps": ["transfrom"]}}, "did you mean 'transform'"),
+    ],
+)
+def test_a_typing_error_in_the_launchpad_runs_nothing(
+    rig: Rig, asked: dict[str, Any], said: str
+) -> None:
+    """The message has the nearest name that exists."""
+    result = rig.run(**asked)
+    assert not result.success
+    failure = next(event for event in result.all_events if event.is_step_failure)
+    assert said in str(failure.step_failure_data.user_failure_data).lower().replace("\\", "")
+    assert not rig.fleet.journal_path("shard_2").exists()
+
+
+@pytest.mark.slow
+def test_a_typing_error_in_one_shards_config_runs_no_shard_of_the_fleet(rig: Rig) -> None:
+    """Half a fleet in a new cycle because of one letter would be the worst of all."""
+    config = {"story__shard_2__fleet": {"config": {"tenants": ["umbrela"]}}}
+    result = rig.run_fleet(_ops=config, new_cycle="2")
+    assert not result.success
+    for shard in rig.fleet.shards:
+        assert not rig.fleet.journal_path(shard).exists()
 
 
 def test_shard_runs_are_never_retried_by_dagster(rig: Rig) -> None:
