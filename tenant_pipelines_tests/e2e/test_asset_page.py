@@ -26,7 +26,7 @@ _GONE_WITHIN_SECONDS = 20.0
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     """Return a ``dagster dev`` whose fleet is done in its first cycle; each test opens another.
 
-    A tenant that never ran would be asked for by the caretaker.
+    Keys that have a colour to lose show more than keys that nobody has made.
     """
     with dev_of(tmp_path_factory.mktemp("asset_page"), name="story", defaults=_ONE) as dev:
         ended = dev.rig.call("run", "--json")

@@ -75,3 +75,23 @@ def test_a_job_that_fails_in_a_second_cycle_shows_one_tenant_red_until_it_is_men
     assert dev.shown() == _ALL_GREEN
     assert dev.checks("shard_2")[names.COMPLETE_CHECK].status == "SUCCEEDED"
     assert dev.slots_held() == {}
+
+
+def test_our_own_command_makes_one_run_of_what_is_missing_of_scattered_tenants(dev: Dev) -> None:
+    """A retried backfill makes a run for each range of neighbours; ours makes one for the fleet."""
+    folder = dev.rig.folder
+    faults = [folder / f"fault.{tenant}" for tenant in ("globex", "initech", "hooli")]
+    missing = {f"{fault.suffix[1:]}:{step}" for fault in faults for step in STEPS[1:]}
+    for fault in faults:
+        fault.touch()
+    assert dev.rig.call("run", "--json", "--new-cycle", "scattered").code == 1
+    assert dev.shown() == {**_ALL_GREEN, **dict.fromkeys(missing, "red")}
+
+    for fault in faults:
+        fault.unlink()
+    before, runs = len(attempts(folder)), dev.run_ids()
+    ended = dev.rig.call("run", "--json")
+    assert ended.code == 0, ended.err
+    assert _ran_since(folder, before) == dict.fromkeys(missing, 1)
+    assert dev.run_ids()[1:] == runs
+    assert dev.shown() == _ALL_GREEN
