@@ -24,8 +24,8 @@ from tenant_pipelines_tests.crash.rig import Rig, Started, rig_of
 DEADLINE_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 # dagster dev names the code location by its module
-_LOCATION = "tenant_pipelines.definitions"
-_REPOSITORY = "__repository__"
+LOCATION = "tenant_pipelines.definitions"
+REPOSITORY = "__repository__"
 _ASSET_JOB = "__ASSET_JOB"
 
 SHARDS = {
@@ -271,8 +271,8 @@ class Dev:
             "executionMetadata": {"tags": _tags(given)},
             "runConfigData": {"ops": ops} if config is not None else {},
             "selector": {
-                "repositoryLocationName": _LOCATION,
-                "repositoryName": _REPOSITORY,
+                "repositoryLocationName": LOCATION,
+                "repositoryName": REPOSITORY,
                 "pipelineName": _ASSET_JOB,
                 "assetSelection": keys,
                 "assetCheckSelection": self._checks_of(keys),
@@ -299,8 +299,8 @@ class Dev:
             "executionMetadata": {"tags": _tags(tags)},
             "runConfigData": dict(config or {}),
             "selector": {
-                "repositoryLocationName": _LOCATION,
-                "repositoryName": _REPOSITORY,
+                "repositoryLocationName": LOCATION,
+                "repositoryName": REPOSITORY,
                 "pipelineName": job,
             },
         }
@@ -342,8 +342,8 @@ class Dev:
     def stop_sensor(self, name: str) -> None:
         """Switch a sensor off, if there is one of that name."""
         selector = {
-            "repositoryLocationName": _LOCATION,
-            "repositoryName": _REPOSITORY,
+            "repositoryLocationName": LOCATION,
+            "repositoryName": REPOSITORY,
             "sensorName": name,
         }
         found = self.ask(
@@ -624,21 +624,24 @@ def dev_of(
     name: str,
     module: str = STORY,
     shards: Mapping[str, Sequence[str]] = SHARDS,
+    first: str = "sync",
     resumes: bool = False,
     **keys: Any,
 ) -> Iterator[Dev]:
-    """Write a fleet, register it and start ``dagster dev`` over it; kill everything at the end.
+    """Write a fleet and start ``dagster dev`` over it; kill everything at the end.
 
     Args:
         folder: of the test, empty.
         name: name of the fleet.
         module: see ``rig_of``.
         shards: the tenants of each shard.
+        first: the command that makes Dagster know the tenants: ``sync``, or ``run``, which does
+            the first cycle too.
         resumes: leave the sensor on that starts runs by itself.
         keys: further keys of the fleet file.
     """
     with rig_of(folder, module=module, shards=shards, name=name, **keys) as rig:
-        ended = rig.call("sync", "--json")
+        ended = rig.call(first, "--json")
         assert ended.code == 0, ended.err
         port = _free_port()
         dev = Dev(rig, port, rig.start_dev(port))

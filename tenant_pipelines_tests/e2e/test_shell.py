@@ -26,9 +26,7 @@ _SHARD_2 = {f"{tenant}:{step}" for tenant in SHARDS["shard_2"] for step in STEPS
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     """Return a ``dagster dev`` whose fleet is done in its first cycle; each test opens another."""
-    with dev_of(tmp_path_factory.mktemp("shell"), name="story") as dev:
-        ended = dev.rig.call("run", "--json")
-        assert ended.code == 0, ended.err
+    with dev_of(tmp_path_factory.mktemp("shell"), name="story", first="run") as dev:
         assert dev.shown() == _ALL_GREEN
         yield dev
 
