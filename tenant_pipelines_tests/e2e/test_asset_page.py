@@ -34,6 +34,13 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         yield dev
 
 
+@pytest.fixture(autouse=True)
+def _mended(dev: Dev) -> Iterator[None]:
+    """Leave no fault of a test that failed to the next one."""
+    yield
+    dev.mend()
+
+
 def _count(folder: Path) -> int:
     return len(attempts(folder))
 

@@ -31,6 +31,13 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         yield dev
 
 
+@pytest.fixture(autouse=True)
+def _mended(dev: Dev) -> Iterator[None]:
+    """Leave no fault of a test that failed to the next one."""
+    yield
+    dev.mend()
+
+
 def _ran_since(folder: Path, before: int) -> Counter[str]:
     return Counter(f"{one.tenant}:{one.step}" for one in attempts(folder)[before:])
 
