@@ -11,7 +11,7 @@ from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.build import build_definitions
 from tenant_pipelines.orchestration.dagster_internals import Verdict, execute_with_id
-from tenant_pipelines.orchestration.register import register_shard
+from tenant_pipelines.orchestration.register import register_shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ def launch(instance: DagsterInstance, fleet: Fleet, asked: Launch) -> Verdict:
     job = build_reconstructable_job(
         "tenant_pipelines.orchestration.launch", "rebuild_fleet_job", (str(fleet.path),)
     )
-    for shard in asked.shards:
-        register_shard(instance, fleet, shard)
+    for _ in register_shards(instance, fleet, asked.shards):
+        pass
     opening = {"new_cycle": asked.new_cycle}
     ops: dict[str, object] = {names.open_op(fleet.name): {"config": opening}}
     for shard in asked.shards:
