@@ -35,11 +35,25 @@ def build_definitions(*fleets: Fleet) -> Definitions:
     for fleet in fleets:
         resources[names.cells_resource(fleet.name)] = TenantIOManager(fleet)
         resources[names.journal_resource(fleet.name)] = RunJournalResource(fleet)
+    assets = {
+        (fleet.name, shard): shard_assets(fleet, shard)
+        for fleet in fleets
+        for shard in fleet.shards
+    }
+    # each resolved among its own assets: among those of all shards, it would look through all
     shard_jobs = {
-        fleet.name: [shard_asset_job(fleet, shard) for shard in fleet.shards] for fleet in fleets
+        fleet.name: [
+            Definitions(
+                assets=[assets[fleet.name, shard]],
+                jobs=[shard_asset_job(fleet, shard)],
+                resources=resources,
+            ).resolve_job_def(names.shard_job(fleet.name, shard))
+            for shard in fleet.shards
+        ]
+        for fleet in fleets
     }
     return Definitions(
-        assets=[shard_assets(fleet, shard) for fleet in fleets for shard in fleet.shards],
+        assets=list(assets.values()),
         jobs=[
             *(fleet_op_job(fleet) for fleet in fleets),
             *(job for jobs in shard_jobs.values() for job in jobs),
