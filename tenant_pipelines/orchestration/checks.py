@@ -30,7 +30,7 @@ from tenant_pipelines.journal.entries import instant
 from tenant_pipelines.journal.fold import Cycle, cycles_of
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.orchestration import names
-from tenant_pipelines.orchestration.dagster_internals import newest_check
+from tenant_pipelines.orchestration.dagster_internals import newest_check, report_check
 
 _MOST_ROWS = 100
 _MOST_DESCRIBED = 5
@@ -212,7 +212,7 @@ def report_checks(
     for evaluation in evaluate_checks(fleet, shard, cycle=cycle, now=now):
         shown = newest_check(instance, evaluation.asset_key, evaluation.check_name)
         if shown is None or _told(shown) != _told(evaluation):
-            instance.report_runless_asset_event(evaluation)
+            report_check(instance, evaluation)
             reported += 1
     return reported
 

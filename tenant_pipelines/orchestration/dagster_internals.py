@@ -16,6 +16,10 @@ from dagster import (
     DagsterEventType,
     DagsterInstance,
     DynamicPartitionsDefinition,
+    EventLogRecord,
+)
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
 )
 from dagster._core.definitions.reconstruct import ReconstructableJob
 from dagster._core.events import (
@@ -32,6 +36,7 @@ from dagster._core.execution.backfill import (
 from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+from dagster_shared.record import copy
 
 # metadata of a failure that the journals tell cell by cell
 IN_JOURNAL = "tenant_pipelines/in_journal"
@@ -101,12 +106,46 @@ def is_local(instance: DagsterInstance) -> bool:
 def newest_check(
     instance: DagsterInstance, asset_key: AssetKey, name: str
 ) -> AssetCheckEvaluation | None:
-    """Return what Dagster shows of an asset check; None when its newest run never evaluated it."""
+    """Return what Dagster shows of an asset check.
+
+    None when its newest run never evaluated it, and when the asset was materialized since: the UI
+    shows no result then (AssetCheckExecutionRecord.targets_latest_materialization).
+    """
     key = AssetCheckKey(asset_key, name)
     record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
     event = record.event.dagster_event if record is not None and record.event is not None else None
     data = event.event_specific_data if event is not None else None
-    return data if isinstance(data, AssetCheckEvaluation) else None
+    if record is None or not isinstance(data, AssetCheckEvaluation):
+        return None
+    made = _newest_materialization(instance, asset_key)
+    if made is None or made.run_id == record.run_id:
+        return data
+    target = data.target_materialization_data
+    if target is None:
+        return data if made.timestamp < record.create_timestamp else None
+    return data if target.storage_id == made.storage_id else None
+
+
+def report_check(instance: DagsterInstance, evaluation: AssetCheckEvaluation) -> None:
+    """Report the result of an asset check outside of any run, for the newest materialization.
+
+    Without that, Dagster compares times, of which one is in whole seconds, and may not show it.
+    """
+    made = _newest_materialization(instance, evaluation.asset_key)
+    if made is not None:
+        evaluation = copy(
+            evaluation,
+            target_materialization_data=AssetCheckEvaluationTargetMaterializationData(
+                storage_id=made.storage_id, run_id=made.run_id, timestamp=made.timestamp
+            ),
+        )
+    instance.report_runless_asset_event(evaluation)
+
+
+def _newest_materialization(
+    instance: DagsterInstance, asset_key: AssetKey
+) -> EventLogRecord | None:
+    return next(iter(instance.fetch_materializations(asset_key, limit=1).records), None)
 
 
 def assets_in_backfills(instance: DagsterInstance) -> frozenset[AssetKey]:

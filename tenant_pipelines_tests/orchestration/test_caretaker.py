@@ -164,6 +164,23 @@ def test_a_tick_out_of_time_goes_on_with_the_next(rig: Rig) -> None:
         assert set(rig.shown(shard).values()) == {"green"}
 
 
+def test_the_checks_of_a_shard_with_a_run_on_its_way_are_left_to_it(rig: Rig) -> None:
+    """Dagster plans them when the run is made; a newer result would hide the run's own."""
+    rig.run()
+    asset = names.asset_key("story", "shard_2", "load")
+    rig.report("hooli", "load")
+    job = build_definitions(rig.fleet).resolve_job_def("story__shard_2")
+    run = rig.instance.create_run_for_job(job, status=DagsterRunStatus.NOT_STARTED)
+    seen = LookedAt()
+    _tick(rig.instance, _of(rig.fleet), seen)
+    assert newest_check(rig.instance, asset, "complete") is None
+    rig.instance.report_run_failed(run)
+    _tick(rig.instance, _of(rig.fleet), seen)
+    shown = newest_check(rig.instance, asset, "complete")
+    assert shown is not None
+    assert shown.passed
+
+
 @pytest.mark.parametrize("cursor", ["", "no json", "[]", '{"marks": 3}', '{"notes": []}', "7"])
 def test_a_cursor_that_is_none_of_ours_counts_as_lost(cursor: str) -> None:
     """People edit cursors in the UI."""

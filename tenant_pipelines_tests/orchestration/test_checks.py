@@ -87,6 +87,17 @@ def test_a_check_is_reported_from_outside_only_when_it_has_changed(rig: Rig) -> 
     assert report_checks(rig.instance, rig.fleet, "shard_2", now=_now()) == 0
 
 
+def test_a_check_that_dagster_shows_no_more_is_reported_again(rig: Rig) -> None:
+    """The UI shows none whose asset was materialized since, by whomever and for whatever."""
+    rig.run()
+    assert report_checks(rig.instance, rig.fleet, "shard_2", now=_now()) == 0
+    rig.report("hooli", "load")
+    assert newest_check(rig.instance, _LAST, "complete") is None
+    assert report_checks(rig.instance, rig.fleet, "shard_2", now=_now()) == 2
+    assert _shown(rig).passed
+    assert report_checks(rig.instance, rig.fleet, "shard_2", now=_now()) == 0
+
+
 def test_the_checks_alone_can_be_asked_for_and_run_no_step(rig: Rig) -> None:
     """The button on the asset's page."""
     run_shard(rig.fleet, "shard_2")
