@@ -28,7 +28,7 @@ from tenant_pipelines.journal.fold import Cycle, TenantState, cycles_of, fold_te
 from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.storage.ledger import Ledger
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 4.0
 
 
 class ShardRun:
