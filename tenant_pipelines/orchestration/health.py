@@ -18,7 +18,8 @@ from dagster import DagsterInstance, DagsterRunStatus
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.dagster_settings import Release, Settings, read_settings
-from tenant_pipelines.orchestration.instance import INSTANCE_SETTINGS, end_dead_runs, find_dead_runs
+from tenant_pipelines.orchestration.instance import INSTANCE_SETTINGS, find_dead_runs
+from tenant_pipelines.orchestration.reconcile import mend
 from tenant_pipelines.orchestration.register import register_shards
 
 # beyond it the planned events of a UI run, before its first cell, take longer than people wait
@@ -123,12 +124,13 @@ def fix(
 ) -> None:
     """Mend what ``look`` finds, but for dagster.yaml and what only a person can decide.
 
-    Dead runs are ended, slots that nobody needs are freed, keys are added and pools get their
-    limits. A crash in between is harmless: the next call does the rest.
+    Dead runs are ended and what they did not tell Dagster is told, slots that nobody needs are
+    freed, keys are added and pools get their limits. A crash in between is harmless: the next call
+    does the rest.
     """
     # before its runs are ended: afterwards nothing tells that they were dead
     holders = find_slot_holders(instance, fleet)
-    end_dead_runs(instance, fleet)
+    mend(instance, fleet)
     for holder in holders:
         instance.event_log_storage.free_concurrency_slots_for_run(holder.run_id)
     for done, _ in enumerate(register_shards(instance, fleet, fleet.shards), start=1):

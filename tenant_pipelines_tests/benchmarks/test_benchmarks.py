@@ -27,7 +27,7 @@ _DAGSTER = {
     "definitions": {"load", "tell"},
     "sync": {"shards_of_1000", "shards_of_100", "again"},
     "events": {"planned", "materialization"},
-    "reconcile": {"right"},
+    "reconcile": {"right", "tick", "lost"},
 }
 _BYTES = {"bytes_per_tenant_1k", "bytes_per_tenant_10k", "bytes_per_further_tenant"}
 _DERIVED = {
