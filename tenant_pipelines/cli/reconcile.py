@@ -1,6 +1,7 @@
 """``reconcile``: make Dagster show what the journals say, without running anything."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ def reconcile(
 
     Example: tenant-pipelines reconcile --fleet flights --shard shard_2
     """
+    from tenant_pipelines.orchestration.checks import report_checks
     from tenant_pipelines.orchestration.instance import find_home, open_instance
     from tenant_pipelines.orchestration.reconcile import mend, reconcile_shard
     from tenant_pipelines.orchestration.register import register_shard
+    from tenant_pipelines.orchestration.run_targets import is_at_work, unfinished_runs
 
     loaded = fleet_of(fleet)
     chosen = chosen_shards(loaded, shard, None)
@@ -49,6 +52,8 @@ def reconcile(
         try:
             register_shard(instance, loaded, name)
             rest = reconcile_shard(instance, loaded, name)
+            if not is_at_work(instance, loaded, name, unfinished_runs(instance)):
+                report_checks(instance, loaded, name, now=datetime.now(UTC))
             found["green"] += rest.green
             found["red"] += rest.red
             said = f"{found['green']} cells shown done now, {found['red']} shown failed now"

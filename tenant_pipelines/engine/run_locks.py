@@ -136,8 +136,10 @@ def dead_runs(state: Path) -> list[DeadRun]:
     return [run for run in found if run.parts]
 
 
-def live_parts(state: Path) -> frozenset[str]:
-    """Return the parts that are at work in some run of this host, or may be, writing nothing.
+def live_parts(state: Path) -> frozenset[tuple[str, str]]:
+    """Return the (run id, part) that are at work or may be, writing nothing.
+
+    A file of another host counts, also of one that is gone for good: ask whether its run has ended.
 
     Args:
         state: the fleet's state folder; it need not exist.
@@ -146,7 +148,7 @@ def live_parts(state: Path) -> frozenset[str]:
         LocksUnusable: a file cannot be asked for its lock.
     """
     return frozenset(
-        path.stem
+        (folder.name, path.stem)
         for folder in _listed(state / "runs")
         for path in _listed(folder)
         if path.suffix == _SUFFIX and not _is_unlocked_and_gone(path)

@@ -1,7 +1,6 @@
 """A shard in Dagster: its assets, the one op behind them, and its asset job."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from dagster import (
@@ -15,9 +14,9 @@ from dagster import (
 
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
-from tenant_pipelines.orchestration.checks import check_specs, evaluate_checks, log_check, result_of
+from tenant_pipelines.orchestration.checks import check_specs, log_check, result_of
 from tenant_pipelines.orchestration.request import SHARD_CONFIG
-from tenant_pipelines.orchestration.shard_op import run_shard_op
+from tenant_pipelines.orchestration.shard_op import checks_alone, run_shard_op
 
 
 def shard_assets(fleet: Fleet, shard: str) -> AssetsDefinition:
@@ -68,7 +67,7 @@ def shard_assets(fleet: Fleet, shard: str) -> AssetsDefinition:
             )
             if steps
             # the checks alone were asked for, from the asset's page
-            else evaluate_checks(fleet, shard, now=datetime.now(UTC))
+            else checks_alone(fleet, shard)
         )
         for check in checks:
             if check.asset_check_key in context.selected_asset_check_keys:

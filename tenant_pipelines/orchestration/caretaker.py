@@ -32,9 +32,8 @@ from dagster import (
 )
 
 from tenant_pipelines.engine.cycles import known_cycles, newest_cycle
-from tenant_pipelines.engine.run_locks import live_parts
 from tenant_pipelines.engine.runner import read_histories
-from tenant_pipelines.errors import JournalUnusable
+from tenant_pipelines.errors import JournalUnusable, TenantPipelinesError
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.journal.fold import Cycle
 from tenant_pipelines.journal.journal import Journal
@@ -48,6 +47,7 @@ from tenant_pipelines.orchestration.register import register_shards
 from tenant_pipelines.orchestration.request import config_for_tenants
 from tenant_pipelines.orchestration.run_targets import (
     is_at_work,
+    shards_at_work,
     shards_of,
     targets_tenant,
     unfinished_runs,
@@ -125,7 +125,7 @@ def take_care(
         instance: the Dagster instance.
         current: the fleet as its file has it.
         seen: what earlier ticks remembered; brought up to date.
-        until: when to stop, by ``clock``, in seconds; one bite is taken in any case.
+        until: when to begin nothing more, by ``clock``, in seconds.
         clock: the clock.
     """
     fleet = current.fleet
@@ -139,7 +139,8 @@ def take_care(
         for one in mended.reconciled
     ]
     ended_badly = _shards_of_bad_ends(instance, fleet, seen)
-    at_work = live_parts(fleet.state)
+    care.said += [f"{shard}: {why}" for shard, why in mended.unusable]
+    at_work = shards_at_work(fleet, unfinished_runs(instance))
     # an hour's staleness is told within minutes, a day's within hours
     period = fleet.stale_after.total_seconds() / 10 if fleet.stale_after is not None else None
     age = int(time.time() // max(period, 60.0)) if period is not None else 0
@@ -165,13 +166,15 @@ def take_care(
         if clock() >= until:
             care.said.append(f"more shards than one tick has time for; {shard} is next")
             break
-        is_right = True
-        if shard in unusable:
+        is_right = shard not in unusable
+        if not is_right:
             care.said.append(f"{shard}: damaged journal, see tenant-pipelines status")
         elif cycle is not None:  # a fleet that never ran is only registered
             try:
                 is_right = _look_at(instance, fleet, shard, cycle, care, until, clock)
-            except JournalUnusable as error:
+            except TenantPipelinesError as error:
+                # one shard's trouble ends no other's care
+                is_right = False
                 care.said.append(f"{shard}: {error}")
         if is_right:
             seen.marks[shard] = marks[shard]
@@ -190,12 +193,16 @@ def _look_at(
     """Reconcile a shard and report its checks; tell whether all of it is right now."""
     changed = 0
     while True:
+        if shard in shards_at_work(fleet, unfinished_runs(instance)):
+            return False  # a run that began since tells Dagster itself
         bite = reconcile_shard(instance, fleet, shard, limit=_BITE)
         changed += bite.green + bite.red
         if not bite.left or clock() >= until:
             break
     if changed:
         care.said.append(f"{shard}: {changed} cells shown as they are")
+    if bite.busy:
+        return False
     if bite.left:
         care.said.append(f"{shard}: {bite.left} cells are still shown wrongly")
         return False
@@ -214,7 +221,9 @@ def _shards_of_bad_ends(instance: DagsterInstance, fleet: Fleet, seen: LookedAt)
     """
     note = seen.notes.get("ended_runs")
     since, known = (note["since"], set(note["ids"])) if isinstance(note, dict) else (None, set())
-    after = datetime.fromisoformat(since) - _OVERLAP if since is not None else None
+    # a clock that was set back must not hide what ends until it has caught up
+    now = datetime.now(UTC)
+    after = min(datetime.fromisoformat(since), now) - _OVERLAP if since is not None else None
     records = instance.get_run_records(
         RunsFilter(
             statuses=[DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED], updated_after=after

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from tenant_pipelines.engine.run_locks import dead_runs, forget, process_is_gone, sweep
+from tenant_pipelines.engine.run_locks import dead_runs, process_is_gone, sweep
 from tenant_pipelines.errors import InvalidRequest
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
@@ -127,24 +127,24 @@ def end_dead_runs(
 ) -> list[str]:
     """Mark the fleet's dead runs failed and free their slots; live and waiting runs stay.
 
-    A crash in between is harmless: the next call does the rest. What a dead run left of a shard
-    stays for that shard's next op, which brings Dagster's view up to date.
+    One that a person had terminated is marked cancelled. A crash in between is harmless: the next
+    call does the rest. The run locks of dead runs stay for ``mend``, which tells Dagster what they
+    left undone.
 
     Returns:
-        Ids of the runs that were marked failed now.
+        Ids of the runs that were ended now.
     """
     ended: list[str] = []
     for run in find_dead_runs(instance, fleet, now=now):
-        is_unfinished = run.status in _UNFINISHED
-        if is_unfinished:
-            instance.report_run_failed(run, _DIED)
+        # first: once it is marked, a run without a lock is not found again
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
-        if is_unfinished:
+        if run.status is DagsterRunStatus.CANCELING:
+            # a person stopped it, and it was killed before it had
+            instance.report_run_canceled(run, message=_DIED)
+        elif run.status in _UNFINISHED:
+            instance.report_run_failed(run, _DIED)
+        if run.status in _UNFINISHED:
             ended.append(run.run_id)
-    for dead in dead_runs(fleet.state):
-        # the parts of shards that are still there wait for their shard's next op
-        for part in set(dead.parts) - set(fleet.shards):
-            forget(fleet.state, dead.run_id, part)
     sweep(fleet.state)
     return ended
 

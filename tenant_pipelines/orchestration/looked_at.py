@@ -7,6 +7,7 @@ changes nothing.
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class LookedAt:
 
 
 def mark_of(fleet: Fleet, shard: str, *facts: object) -> str:
-    """Return a shard's mark: of its journal's files, and of further facts.
+    """Return a shard's mark: of its journal's files, the steps, and further facts.
 
     Args:
         fleet: the fleet.
@@ -53,12 +54,15 @@ def mark_of(fleet: Fleet, shard: str, *facts: object) -> str:
     """
     journal = fleet.journal_path(shard)
     files = [_stamp(journal.with_name(journal.name + suffix)) for suffix in ("", "-wal")]
-    return hashlib.sha256(repr((files, facts)).encode()).hexdigest()[:12]
+    steps = [(step.name, step.code_version, step.upstream) for step in fleet.pipeline.steps]
+    # the names of the variables that are set, on which held tenants depend
+    seen = (files, steps, sorted(os.environ), facts)
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:12]
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         stat = path.stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size

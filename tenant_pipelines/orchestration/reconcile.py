@@ -8,7 +8,7 @@ is changed, by whoever looks next.
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from tenant_pipelines.engine.cycles import newest_cycle
 from tenant_pipelines.engine.leases import TenantLeases
 from tenant_pipelines.engine.plan import Request, done_steps
-from tenant_pipelines.engine.run_locks import dead_runs, forget
+from tenant_pipelines.engine.run_locks import DeadRun, dead_runs, forget
 from tenant_pipelines.errors import TenantPipelinesError
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.fleet.pipeline import Pipeline
@@ -27,7 +27,8 @@ from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.dagster_internals import KeyColours, colours_of, log_planned
 from tenant_pipelines.orchestration.instance import end_dead_runs
-from tenant_pipelines.orchestration.request import asked_without_keys, root_of
+from tenant_pipelines.orchestration.request import asked_without_keys, root_of, steps_asked
+from tenant_pipelines.orchestration.run_targets import shards_of
 from tenant_pipelines.orchestration.view import restatement
 
 
@@ -40,12 +41,14 @@ class Reconciled:
         green: done cells that Dagster did not show done, and does now.
         red: cells left undone by their newest run that Dagster did not show failed, and does now.
         left: cells that are still shown wrongly, for the next look.
+        busy: tenants that a run works on, and that were left to it.
     """
 
     shard: str
     green: int = 0
     red: int = 0
     left: int = 0
+    busy: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +85,16 @@ def mend(
         What was done. With a limit, what is left is done by the next call.
     """
     ended = end_dead_runs(instance, fleet)
-    dead: dict[str, list[str]] = {}
-    for run in dead_runs(fleet.state):
-        for part in run.parts:
-            if part in fleet.shards and (shards is None or part in shards):
-                dead.setdefault(part, []).append(run.run_id)
+    dead = dead_runs(fleet.state)
+    to_tell: dict[str, list[str]] = {}
+    for run in dead:
+        for shard in _shards_to_tell(instance, fleet, run):
+            if shards is None or shard in shards:
+                to_tell.setdefault(shard, []).append(run.run_id)
     done: list[Reconciled] = []
     unusable: list[tuple[str, str]] = []
-    for shard, run_ids in dead.items():
+    untold = set(to_tell)
+    for shard, run_ids in to_tell.items():
         left = None if limit is None else limit - sum(one.green + one.red for one in done)
         if left is not None and left <= 0:
             break
@@ -99,9 +104,28 @@ def mend(
             unusable.append((shard, str(error)))
             continue
         done.append(one)
-        for run_id in run_ids if not one.left else ():
-            forget(fleet.state, run_id, shard)
+        if not one.left and not one.busy:
+            untold.discard(shard)
+    for run in dead:
+        waits = any(shard in untold and run.run_id in ids for shard, ids in to_tell.items())
+        for part in run.parts:
+            is_told = part in to_tell and part not in untold
+            # the run's own parts last: they remember the shards that it never came to
+            if is_told or (part.startswith("_") and shards is None and not waits):
+                forget(fleet.state, run.run_id, part)
     return Mended(ended=tuple(ended), reconciled=tuple(done), unusable=tuple(unusable))
+
+
+def _shards_to_tell(instance: DagsterInstance, fleet: Fleet, dead: DeadRun) -> set[str]:
+    """Return the shards in which a run died, and those that a run of the fleet never came to."""
+    found = set(dead.parts) & set(fleet.shards)
+    run = instance.get_run_by_id(dead.run_id)
+    if run is not None and run.job_name == names.fleet_job(fleet.name):
+        ops = {names.fleet_op(fleet.name, shard): shard for shard in shards_of(run, fleet)}
+        stats = instance.get_run_step_stats(run.run_id, list(ops))
+        begun = {ops[step.step_key] for step in stats if step.start_time is not None}
+        found |= set(ops.values()) - begun
+    return found
 
 
 def reconcile_shard(
@@ -138,7 +162,7 @@ def reconcile_shard(
         if cycle is None:
             return Reconciled(shard=shard)
         look = _Look(instance, fleet, shard, cycle, dead)
-        green = red = left = 0
+        green = red = left = busy = 0
         states = {
             tenant: fold_tenant(entries)
             for tenant, entries in journal.outcomes_by_tenant(cycle.name)
@@ -150,7 +174,8 @@ def reconcile_shard(
                     left += wrong.count
                     continue
                 if not leases.try_take(tenant):
-                    continue  # the run that has it tells Dagster itself
+                    busy += 1  # its run may do other cells than those that are shown wrongly
+                    continue
                 try:
                     now = fold_tenant(journal.of_tenant(cycle=cycle.name, tenant=tenant))
                     wrong = look.wrong(tenant, now)
@@ -159,7 +184,7 @@ def reconcile_shard(
                     leases.give_back(tenant)
                 green += len(wrong.green)
                 red += len(wrong.red)
-    return Reconciled(shard=shard, green=green, red=red, left=left)
+    return Reconciled(shard=shard, green=green, red=red, left=left, busy=busy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +204,12 @@ class _Wrong:
 
 
 def left_undone(
-    pipeline: Pipeline, state: TenantState, *, done: Set[str], asked: Mapping[str, str]
+    pipeline: Pipeline,
+    state: TenantState,
+    *,
+    done: Set[str],
+    asked: Mapping[str, str],
+    asks: Callable[[str, str], bool],
 ) -> dict[str, str]:
     """Return the cells of a tenant that a run left undone, with the id of that run.
 
@@ -188,6 +218,8 @@ def left_undone(
         state: of the tenant, in the newest cycle.
         done: the steps whose cell is done.
         asked: by step, the run that died and was asked for it.
+        asks: whether a run, by its id, was asked for a step: a blocked one that nobody asked for
+            stays as it was.
     """
     found: dict[str, str] = {}
     for step in pipeline.steps:
@@ -197,8 +229,9 @@ def left_undone(
         if cell.outcome in {Outcome.FAILED, Outcome.STARTED}:
             found[step.name] = cell.run_id
             continue
-        blocking = next((found[name] for name in step.upstream if name in found), None)
-        run_id = blocking or asked.get(step.name)
+        blocking = [found[name] for name in step.upstream if name in found]
+        by_blocked = (run_id for run_id in blocking if asks(run_id, step.name))
+        run_id = next(by_blocked, None) or asked.get(step.name)
         if run_id is not None:
             found[step.name] = run_id
     return found
@@ -220,6 +253,7 @@ class _Look:
         self._shard = shard
         self._cycle = cycle
         self._runs: dict[str, DagsterRun | None] = {}
+        self._steps: dict[str, frozenset[str]] = {}
         partitions = names.partitions_of(fleet.name, shard)
         self._shown: dict[str, KeyColours] = {
             step: colours_of(instance, names.asset_key(fleet.name, shard, step), partitions)
@@ -263,10 +297,20 @@ class _Look:
         ]
         red = [
             (step, run_id)
-            for step, run_id in left_undone(pipeline, state, done=done, asked=asked).items()
+            for step, run_id in left_undone(
+                pipeline, state, done=done, asked=asked, asks=self._asks
+            ).items()
             if tenant not in self._shown[step].failed and self._has_failed(run_id)
         ]
         return _Wrong(tuple(green), tuple(red))
+
+    def _asks(self, run_id: str, step: str) -> bool:
+        if run_id not in self._steps:
+            run = self._run(run_id)
+            self._steps[run_id] = (
+                steps_asked(run, fleet=self._fleet, shard=self._shard) if run else frozenset()
+            )
+        return step in self._steps[run_id]
 
     def _is_green(self, tenant: str, step: str) -> bool:
         shown = self._shown[step]

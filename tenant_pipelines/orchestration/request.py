@@ -117,6 +117,20 @@ def asked_without_keys(run: DagsterRun, *, fleet: Fleet, shard: str) -> Request 
     """
     if any(tag in run.tags for tag in _KEY_TAGS):
         return None
+    return _asked_by_config(run, fleet=fleet, shard=shard)
+
+
+def steps_asked(run: DagsterRun, *, fleet: Fleet, shard: str) -> frozenset[str]:
+    """Return the steps of a shard that a run was asked for, by its assets or its op config."""
+    if run.asset_selection:
+        picked = {tuple(key.path) for key in run.asset_selection}
+        return frozenset(
+            name for name in fleet.pipeline.names if (fleet.name, shard, name) in picked
+        )
+    return _asked_by_config(run, fleet=fleet, shard=shard).asked_steps(fleet.pipeline)
+
+
+def _asked_by_config(run: DagsterRun, *, fleet: Fleet, shard: str) -> Request:
     is_fleet_job = run.job_name == names.fleet_job(fleet.name)
     op = names.fleet_op(fleet.name, shard) if is_fleet_job else names.cells_op(fleet.name, shard)
     config = op_config(run, op)

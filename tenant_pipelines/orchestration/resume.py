@@ -16,6 +16,7 @@ from typing import Any
 
 from dagster import (
     DagsterInstance,
+    DagsterRun,
     DagsterRunStatus,
     DefaultSensorStatus,
     RunRequest,
@@ -27,17 +28,22 @@ from dagster import (
 
 from tenant_pipelines.engine.overview import FleetReader, ShardView
 from tenant_pipelines.engine.plan import Action, Request
-from tenant_pipelines.engine.run_locks import live_parts
 from tenant_pipelines.fleet.model import Fleet, Resume
 from tenant_pipelines.journal.fold import Cycle
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.current_fleet import CurrentFleet
 from tenant_pipelines.orchestration.looked_at import LookedAt, mark_of
-from tenant_pipelines.orchestration.run_targets import is_at_work, unfinished_runs
+from tenant_pipelines.orchestration.run_targets import (
+    is_at_work,
+    shards_at_work,
+    shards_of,
+    unfinished_runs,
+)
 
 INTERVAL_SECONDS = 15
 _BUDGET_SECONDS = 30.0
 _LONGEST_WAIT_SECONDS = 3600.0
+_LEFT_ALONE = timedelta(minutes=10)
 # a name of a shard begins with a letter
 _GAVE_UP = "/gave_up"
 
@@ -162,7 +168,8 @@ def ask_again(
     if not fleet.resume.attempts:
         asked.said.append("resume.attempts is 0 in the fleet file")
         return asked
-    at_work = live_parts(fleet.state)
+    unfinished = unfinished_runs(instance)
+    at_work = shards_at_work(fleet, unfinished)
     todo: dict[str, str] = {}
     for shard in fleet.shards:
         mark = mark_of(fleet, shard, version)
@@ -176,16 +183,16 @@ def ask_again(
     if reader.cycle is None:
         asked.said.append("the fleet has never run")
         return asked
-    unfinished = unfinished_runs(instance)
     for shard, mark in todo.items():
         if clock() >= until:
             break
+        if is_at_work(instance, fleet, shard, unfinished):
+            continue
         view = reader.shard(shard, Request(root=""))
         seen.notes.pop(shard, None)
-        if view.damage is None and _has_work(view):
-            if is_at_work(instance, fleet, shard, unfinished):
-                seen.marks.pop(shard, None)
-                continue
+        if view.damage is not None:
+            continue  # status says what to do; looked at again until it can be read
+        if _has_work(view):
             due = _ask_for(instance, fleet, reader.cycle, view, asked, seen, now())
             if due is not None:
                 seen.notes[shard] = due.isoformat()
@@ -208,16 +215,25 @@ def _ask_for(
 ) -> datetime | None:
     """Ask for a shard if it is due; return when to look again, None for when it changes."""
     shard = view.shard
-    tag = f"{fleet.name}/{shard}/{cycle.name}"
-    past = list(instance.get_run_records(RunsFilter(tags={names.RESUME_TAG: tag})))
+    # the instant too: a fresh state folder begins with the names of an old one
+    of_cycle = f"{shard}:{cycle.name}:{cycle.instant}"
+    tag = f"{fleet.name}:{of_cycle}"
+    past = [
+        record
+        for record in instance.get_run_records(RunsFilter(tags={names.RESUME_TAG: tag}))
+        if record.dagster_run.parent_run_id is None  # a re-execution by hand carries the tag too
+    ]
+    # not their count: a person may delete a run, and a run key is used once
+    asked_before = max((_number_of(record.dagster_run) for record in past), default=0)
     last_at, last_run = max(
         ((cell.cell.at, cell.cell.run_id) for cell in view.cells if cell.cell.at),
         default=(cycle.instant, ""),
     )
     since = datetime.fromisoformat(last_at)
     facts = Unfinished(
-        since=max([since, *(record.update_timestamp for record in past)]),
-        asked=len(past),
+        # a tenant that is new in the file is the caretaker's to ask for, alone
+        since=max([since, _changed_at(fleet), *(record.update_timestamp for record in past)]),
+        asked=asked_before,
         was_stopped=_was_stopped(instance, fleet, shard, last_run=last_run, since=since),
     )
     decision, due = decide(facts, fleet.resume, now=now)
@@ -226,7 +242,7 @@ def _ask_for(
         case Decision.ASK:
             asked.requests.append(
                 RunRequest(
-                    run_key=f"resume:{shard}:{cycle.name}:{facts.asked + 1}",
+                    run_key=f"resume:{of_cycle}:{asked_before + 1}",
                     job_name=names.shard_job(fleet.name, shard),
                     tags={names.RESUME_TAG: tag},
                 )
@@ -237,6 +253,7 @@ def _ask_for(
             return due
         case Decision.LEAVE:
             asked.said.append(f"{shard}: {left} cells left; a person stopped its run")
+            return now + _LEFT_ALONE
         case Decision.GIVE_UP:
             told = seen.notes.setdefault(_GAVE_UP, {})
             if told.get(shard) != cycle.name:
@@ -253,11 +270,26 @@ def _was_stopped(
     instance: DagsterInstance, fleet: Fleet, shard: str, *, last_run: str, since: datetime
 ) -> bool:
     """Tell whether a person stopped the run that worked on a shard last, or one since then."""
-    run = instance.get_run_by_id(last_run) if last_run else None
-    if run is not None and run.status is DagsterRunStatus.CANCELED:
-        return True
-    tags = {names.SHARD_TAG: names.partition_set(fleet.name, shard)}
-    return any(
-        record.dagster_run.status is DagsterRunStatus.CANCELED
-        for record in instance.get_run_records(RunsFilter(tags=tags, updated_after=since), limit=1)
+    records = instance.get_run_records(
+        RunsFilter(updated_after=since), order_by="update_timestamp", ascending=False
     )
+    newest = next(
+        (r.dagster_run for r in records if shard in shards_of(r.dagster_run, fleet)), None
+    )
+    run = newest or (instance.get_run_by_id(last_run) if last_run else None)
+    return run is not None and run.status is DagsterRunStatus.CANCELED
+
+
+def _number_of(run: DagsterRun) -> int:
+    """Return which of a cycle's resumed runs of its shard this is, from 1."""
+    number = run.tags.get(names.RUN_KEY_TAG, "").rpartition(":")[2]
+    return int(number) if number.isdecimal() else 1
+
+
+def _changed_at(fleet: Fleet) -> datetime:
+    """Return when the fleet file was written last, 1970 if it cannot be read."""
+    try:
+        seconds = fleet.path.stat().st_mtime
+    except OSError:
+        seconds = 0.0
+    return datetime.fromtimestamp(seconds, UTC)

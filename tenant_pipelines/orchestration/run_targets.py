@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
+from tenant_pipelines.engine.run_locks import live_parts
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
 
@@ -19,6 +20,12 @@ UNFINISHED = [
 def unfinished_runs(instance: DagsterInstance) -> list[DagsterRun]:
     """Return every run of the instance that has not ended."""
     return list(instance.get_runs(RunsFilter(statuses=UNFINISHED)))
+
+
+def shards_at_work(fleet: Fleet, unfinished: Collection[DagsterRun]) -> frozenset[str]:
+    """Return the shards in which a run of the instance is at work on this fleet's state now."""
+    run_ids = {run.run_id for run in unfinished}
+    return frozenset(part for run_id, part in live_parts(fleet.state) if run_id in run_ids)
 
 
 def shards_of(run: DagsterRun, fleet: Fleet) -> frozenset[str]:

@@ -252,6 +252,18 @@ def run_shard_op(
     context.log.info(said)
 
 
+def checks_alone(fleet: Fleet, shard: str) -> list[AssetCheckEvaluation]:
+    """Evaluate a shard's checks without running it.
+
+    Raises:
+        Failure: its journal cannot be read.
+    """
+    try:
+        return evaluate_checks(fleet, shard, now=datetime.now(UTC))
+    except TenantPipelinesError as error:
+        raise _failure(error) from None
+
+
 def _run_locked(
     context: OpExecutionContext,
     fleet: Fleet,

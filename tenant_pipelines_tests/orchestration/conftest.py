@@ -10,7 +10,6 @@ import pytest
 from dagster import (
     AssetMaterialization,
     DagsterInstance,
-    DagsterRunStatus,
     ExecuteInProcessResult,
     ReexecutionOptions,
     build_reconstructable_job,
@@ -108,10 +107,20 @@ class Rig:
             run_config={"ops": {op: {"config": config or {}}}},
         )  # fmt: skip
 
-    def tagged_run(self, shard: str, tags: dict[str, str], *, status: str = "FAILURE") -> None:
-        """Record a run of a shard's job that ended without doing anything."""
-        job = build_definitions(self.fleet).resolve_job_def(names.shard_job(self.fleet.name, shard))
-        self.instance.create_run_for_job(job, status=DagsterRunStatus(status), tags=tags)
+    def tagged_run(
+        self, shard: str | None, tags: dict[str, str], *, status: str = "FAILURE"
+    ) -> None:
+        """Record a run of a shard's or the fleet's job that ended without doing anything."""
+        name = names.fleet_job(self.fleet.name)
+        if shard is not None:
+            name = names.shard_job(self.fleet.name, shard)
+        job = build_definitions(self.fleet).resolve_job_def(name)
+        run = self.instance.create_run_for_job(job, tags=tags)
+        # as it happens: a run that is made ended has a time in whole seconds
+        if status == "CANCELED":
+            self.instance.report_run_canceled(run)
+        else:
+            self.instance.report_run_failed(run)
 
     def run_fleet(self, *, _ops: dict[str, Any] | None = None, **config: Any) -> Any:
         """Run the fleet job, each shard in a process of its own."""

@@ -114,6 +114,18 @@ def test_a_dead_run_is_failed_its_slot_is_freed_and_a_live_one_is_left_alone(rig
     assert dead_runs(state) == []
 
 
+def test_a_dead_run_that_a_person_had_terminated_is_cancelled(rig: Rig) -> None:
+    """It must neither turn keys red nor be resumed: nobody asked for more."""
+    job = rig.run(first="hooli").job_def
+    dead = rig.instance.create_run_for_job(job, status=DagsterRunStatus.CANCELING)
+    state = str(rig.fleet.state)
+    subprocess.run([sys.executable, "-c", _HOLDER, state, dead.run_id], check=False)
+    assert end_dead_runs(rig.instance, rig.fleet) == [dead.run_id]
+    ended = rig.instance.get_run_by_id(dead.run_id)
+    assert ended is not None
+    assert ended.status is DagsterRunStatus.CANCELED
+
+
 def test_a_dead_run_launched_on_assets_is_found_and_never_just_forgotten(rig: Rig) -> None:
     """Materialize and backfills run as __ASSET_JOB; the next op ends a dead one before it heals."""
     job = rig.run(first="hooli").job_def

@@ -44,7 +44,7 @@ def test_a_tenant_that_a_run_works_on_is_left_to_it(rig: Rig) -> None:
     run_shard(rig.fleet, "shard_2")
     leases = TenantLeases(rig.fleet.shard_state("shard_2") / "locks")
     assert leases.try_take("umbrella")
-    assert _look(rig).green == 6
+    assert _look(rig) == Reconciled(shard="shard_2", green=6, busy=1)
     leases.close()
     assert _look(rig).green == 3
 
@@ -68,6 +68,19 @@ def test_a_green_key_of_a_cell_that_failed_in_the_newest_cycle_becomes_red(rig: 
     assert rig.shown()["umbrella:load"] == "green"
     assert _look(rig) == Reconciled(shard="shard_2", red=2)
     assert [rig.shown()[f"umbrella:{step}"] for step in _STEPS] == ["green", "red", "red"]
+
+
+def test_a_step_that_nobody_asked_for_stays_as_it_was(rig: Rig) -> None:
+    """A person picked extract and transform in the UI; load is green from the cycle before."""
+    rig.run()
+    rig.fault.touch()
+    picked = ["extract", "transform"]
+    assert not rig.run(first="umbrella", steps=picked, tags={
+        "tenant_pipelines/new_cycle": "2"}).success  # fmt: skip
+    before = rig.shown()
+    assert [before[f"umbrella:{step}"] for step in _STEPS] == ["green", "red", "green"]
+    assert _look(rig) == Reconciled(shard="shard_2")
+    assert rig.shown() == before
 
 
 def test_a_damaged_journal_changes_nothing(rig: Rig) -> None:
@@ -132,6 +145,36 @@ def test_what_a_killed_run_without_keys_left_undone_is_red_where_it_was_green_be
         assert dead_runs(rig.fleet.state) == []
         assert rig.call("run", "--json").code == 0
         assert set(_colours(rig).values()) == {"green"}
+
+
+@pytest.mark.slow
+def test_a_dead_run_is_remembered_until_all_of_it_is_told(tmp_path: Path) -> None:
+    """While somebody works on a tenant, and of shards that the run never came to."""
+    shards = {"a": ["acme"], "b": list(_TENANTS), "c": ["wonka"]}
+    with rig_of(tmp_path, module=_DIES, shards=shards, processes=1,
+                defaults={"max_concurrent": 1}) as rig:  # fmt: skip
+        assert rig.call("run", "--json").code == 0
+        with rig.dying_at("transform"):
+            rig.start("run", "--json", "--new-cycle", "2").die()
+        leases = TenantLeases(rig.fleet.shard_state("b") / "locks")
+        assert leases.try_take("umbrella")
+        with rig.instance() as instance:
+            mend(instance, rig.fleet)
+            assert shown_of(instance, rig.fleet, "b")["umbrella:load"] == "green"
+            assert dead_runs(rig.fleet.state) != []
+            leases.close()
+            mend(instance, rig.fleet)
+            assert dead_runs(rig.fleet.state) == []
+            began = {entry.tenant for shard in "ac" for entry in rig.entries(shard)
+                     if entry.cycle == "2" and entry.tenant}  # fmt: skip
+            for shard, tenant in (("a", "acme"), ("c", "wonka")):
+                there = set(shown_of(instance, rig.fleet, shard).values())
+                assert there == ({"green"} if tenant in began else {"red"})
+            assert len(began) < 2
+        colours = _colours(rig)
+        assert {cell for cell, colour in colours.items() if colour == "red"} == {
+            "umbrella:transform", "umbrella:load", *(f"hooli:{step}" for step in _STEPS)
+        }  # fmt: skip
 
 
 @pytest.mark.slow

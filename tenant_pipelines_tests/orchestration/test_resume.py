@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from dagster import DagsterRunStatus, DefaultSensorStatus, RunRequest, build_sensor_context
 
+from tenant_pipelines.engine.cycles import known_cycles, newest_cycle
 from tenant_pipelines.fleet.model import Resume
 from tenant_pipelines.orchestration.build import build_definitions
 from tenant_pipelines.orchestration.looked_at import LookedAt
@@ -59,7 +60,15 @@ def _ask(rig: Rig, clock: _Clock, seen: LookedAt | None = None) -> Asked:
 def _launch(rig: Rig, request: RunRequest) -> None:
     """Do what the daemon does with a request."""
     assert request.job_name is not None
-    rig.run(request.job_name.removeprefix("story__"), tags=dict(request.tags))
+    assert request.run_key is not None
+    tags = {**request.tags, "dagster/run_key": request.run_key}
+    rig.run(request.job_name.removeprefix("story__"), tags=tags)
+
+
+def _instant(rig: Rig) -> str:
+    cycle = newest_cycle(known_cycles(rig.fleet)[0])
+    assert cycle is not None
+    return cycle.instant
 
 
 def test_a_fleet_that_never_ran_and_a_finished_one_are_left_alone(rig: Rig) -> None:
@@ -83,14 +92,15 @@ def test_a_failed_shard_is_asked_for_after_its_wait_until_it_is_done(rig: Rig) -
     assert "shard_2: 2 cells left, asked for again at" in _ask(rig, clock).summary
     clock.passed += timedelta(minutes=1)
     (first,) = _ask(rig, clock).requests
-    assert (first.job_name, first.run_key) == ("story__shard_2", "resume:shard_2:1:1")
+    assert first.job_name == "story__shard_2"
+    assert first.run_key == f"resume:shard_2:1:{_instant(rig)}:1"
     # the request was lost with its tick: asked for under the same key, which Dagster runs once
     assert [request.run_key for request in _ask(rig, clock).requests] == [first.run_key]
     _launch(rig, first)
     assert _ask(rig, clock).requests == []
     clock.passed += timedelta(minutes=1)
     (second,) = _ask(rig, clock).requests
-    assert second.run_key == "resume:shard_2:1:2"
+    assert second.run_key == f"resume:shard_2:1:{_instant(rig)}:2"
     rig.fault.unlink()
     _launch(rig, second)
     assert set(rig.shown().values()) == {"green"}
@@ -105,8 +115,15 @@ def test_after_its_last_attempt_it_says_so_once_and_stops(rig: Rig) -> None:
     rig.fault.touch()
     for shard in rig.fleet.shards:
         rig.run(shard)
-    for _ in range(8):
-        rig.tagged_run("shard_2", {"tenant_pipelines/resume": "story/shard_2/1"})
+    # the first of the eight was deleted by a person
+    for number in range(2, 9):
+        rig.tagged_run(
+            "shard_2",
+            {
+                "tenant_pipelines/resume": f"story:shard_2:1:{_instant(rig)}",
+                "dagster/run_key": f"resume:shard_2:1:{_instant(rig)}:{number}",
+            },
+        )
     seen = LookedAt()
     asked = _ask(rig, clock, seen)
     assert asked.requests == []
@@ -117,7 +134,7 @@ def test_after_its_last_attempt_it_says_so_once_and_stops(rig: Rig) -> None:
     # a new cycle begins to count again
     rig.run(config={"new_cycle": "2"})
     (request,) = (one for one in _ask(rig, clock, seen).requests if "shard_2" in str(one.job_name))
-    assert request.run_key == "resume:shard_2:2:1"
+    assert request.run_key == f"resume:shard_2:2:{_instant(rig)}:1"
 
 
 def test_a_shard_with_a_run_at_work_or_in_the_queue_is_not_asked_for(rig: Rig) -> None:
@@ -149,6 +166,19 @@ def test_a_shard_whose_run_a_person_terminated_is_not_asked_for(rig: Rig) -> Non
     rig.run()
     clock.passed += timedelta(hours=2)
     assert len(_ask(rig, clock).requests) == 1
+
+
+def test_a_fleet_run_that_a_person_terminated_early_is_not_asked_for(rig: Rig) -> None:
+    """It carries no shard's tag, and left no entry in any journal."""
+    clock = _Clock()
+    for shard in rig.fleet.shards:
+        rig.run(shard)
+    rig.run("shard_1", config={"new_cycle": "2"})
+    clock.passed = timedelta(hours=2)
+    rig.tagged_run(None, {}, status="CANCELED")
+    asked = _ask(rig, clock)
+    assert asked.requests == []
+    assert "shard_3: 3 cells left; a person stopped its run" in asked.summary
 
 
 def test_a_shard_that_has_not_opened_the_newest_cycle_is_asked_for(rig: Rig) -> None:
