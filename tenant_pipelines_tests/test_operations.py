@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tenant_pipelines.cli.main import app
 from tenant_pipelines_tests.crash.rig import rig_of
 
 pytestmark = pytest.mark.slow
@@ -54,15 +53,3 @@ def test_every_command_of_the_page_does_what_it_says(tmp_path: Path) -> None:
         assert "total: 1 ran, 3 skipped" in said["mend"]
         assert "total: 1 ran, 0 skipped" in said["force"]
         assert "nothing to run" in said["plan"]
-
-
-def test_every_command_that_exists_is_on_a_page() -> None:
-    """One that no page names is one that nobody finds."""
-    root = Path(__file__).parents[1]
-    text = _PAGE + (root / "README.md").read_text() + (root / "docs" / "data.md").read_text()
-    named = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    named |= {group.name for group in app.registered_groups if group.name}
-    missing = {
-        name for name in named if f"`{name}" not in text and f"-pipelines {name}" not in text
-    }
-    assert missing == set()

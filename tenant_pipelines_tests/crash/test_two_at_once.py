@@ -68,6 +68,8 @@ def test_a_run_that_waits_between_two_shards_processes_is_never_taken_for_dead(
     """
     shards = {"a": ["a1"], "b": ["b1"], "c": ["c1"], "d": ["d1"]}
     with rig_of(tmp_path, module=SHORT_STEPS, shards=shards, processes=1) as rig:
+        # or doctor would find what the run has not registered yet
+        assert rig.call("sync", "--json").code == 0
         live = rig.start_as(how)
         wait_until(lambda: "STARTED" in rig.run_statuses(), "the run")
         beside = [rig.start("doctor", "--fix", "--json"), rig.start("run", "--json")]
