@@ -161,7 +161,8 @@ def status(
     stale_after: Annotated[
         str | None,
         typer.Option(
-            help="Also list tenants whose last completion is older, such as 24h, 90m, 2d.",
+            help="Also list tenants with a step that is not done or was done longer ago, such as "
+            "24h, 90m, 2d. Default: stale_after of the fleet file.",
             metavar="AGE",
         ),
     ] = None,
@@ -173,6 +174,8 @@ def status(
     """
     oldest = _oldest(stale_after)
     loaded = fleet_of(fleet)
+    if oldest is None and loaded.stale_after is not None:
+        oldest = instant(datetime.now(UTC) - loaded.stale_after)
     reader = FleetReader(loaded, environ=os.environ)
     request = Request(root="")
     views = [reader.shard(name, request) for name in chosen_shards(loaded, shard, None)]

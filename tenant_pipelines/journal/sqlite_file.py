@@ -28,8 +28,8 @@ _HEADER_BYTES = 100
 _IDENTITY = "SELECT name, value FROM identity"
 _MAGIC = b"SQLite format 3\x00"
 _RESTORE = (
-    "Restore the file from a backup, or move it away and run again: everything of this shard then "
-    "runs again, and a warehouse ledger that remembers more is reported"
+    "Restore the file from a backup, or move it away and run with --new-cycle: everything of this "
+    "shard then runs again (docs/operations.md)"
 )
 
 

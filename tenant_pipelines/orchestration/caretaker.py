@@ -108,7 +108,7 @@ class Care:
     @property
     def summary(self) -> str:
         """What a person reads beside the tick."""
-        return "; ".join(self.said) or "everything is as it should be"
+        return "; ".join(self.said) or "Dagster shows what the journals say"
 
 
 def take_care(
@@ -137,6 +137,7 @@ def take_care(
         f"{one.shard}: {one.green + one.red} cells told for a dead run"
         + (f", {one.left} left" if one.left else "")
         for one in mended.reconciled
+        if one.green or one.red or one.left
     ]
     ended_badly = _shards_of_bad_ends(instance, fleet, seen)
     care.said += [f"{shard}: {why}" for shard, why in mended.unusable]

@@ -110,7 +110,7 @@ def evaluate_checks(
                 ("tenant", "step", "reason", "age"),
                 [(c.tenant, c.step, c.reason, _age(c.last_done_at, now)) for c in late],
             ),
-            _FINGERPRINT: _fingerprint(view.cycle, late),
+            _FINGERPRINT: _fingerprint(view.cycle, (every, late)),
         },
     )
     counted = accounted_rows(fleet.pipeline, view.cells)

@@ -46,6 +46,7 @@ _LONGEST_WAIT_SECONDS = 3600.0
 _LEFT_ALONE = timedelta(minutes=10)
 # a name of a shard begins with a letter
 _GAVE_UP = "/gave_up"
+_SAID = "/said"
 
 
 class Decision(StrEnum):
@@ -140,7 +141,7 @@ class Asked:
     @property
     def summary(self) -> str:
         """What a person reads beside the tick."""
-        return "; ".join([*self.gave_up, *self.said]) or "nothing is unfinished"
+        return "; ".join([*self.gave_up, *self.said]) or "nothing to ask for now"
 
 
 def ask_again(
@@ -177,7 +178,9 @@ def ask_again(
         is_due = isinstance(due, str) and now() >= datetime.fromisoformat(due)
         if shard not in at_work and (seen.marks.get(shard) != mark or is_due):
             todo[shard] = mark
+    standing: dict[str, str] = seen.notes.setdefault(_SAID, {})
     if not todo:
+        asked.said += standing.values()
         return asked
     reader = FleetReader(fleet, environ=os.environ)
     if reader.cycle is None:
@@ -190,13 +193,22 @@ def ask_again(
             continue
         view = reader.shard(shard, Request(root=""))
         seen.notes.pop(shard, None)
+        standing.pop(shard, None)
         if view.damage is not None:
-            continue  # status says what to do; looked at again until it can be read
+            # looked at again until it can be read
+            standing[shard] = f"{shard}: damaged journal, see tenant-pipelines status"
+            continue
         if _has_work(view):
-            due = _ask_for(instance, fleet, reader.cycle, view, asked, seen, now())
+            due, said = _ask_for(instance, fleet, reader.cycle, view, asked, seen, now())
             if due is not None:
                 seen.notes[shard] = due.isoformat()
+        else:
+            held = sum(cell.action is Action.HOLD for cell in view.cells)
+            said = f"{held} cells are held, see tenant-pipelines status" if held else ""
+        if said:
+            standing[shard] = f"{shard}: {said}"
         seen.marks[shard] = mark
+    asked.said += standing.values()
     return asked
 
 
@@ -212,8 +224,12 @@ def _ask_for(
     asked: Asked,
     seen: LookedAt,
     now: datetime,
-) -> datetime | None:
-    """Ask for a shard if it is due; return when to look again, None for when it changes."""
+) -> tuple[datetime | None, str]:
+    """Ask for a shard if it is due.
+
+    Returns:
+        When to look again, None for when it changes; and what to say of it until then.
+    """
     shard = view.shard
     # the instant too: a fresh state folder begins with the names of an old one
     of_cycle = f"{shard}:{cycle.name}:{cycle.instant}"
@@ -247,13 +263,11 @@ def _ask_for(
                     tags={names.RESUME_TAG: tag},
                 )
             )
-            return now + timedelta(seconds=INTERVAL_SECONDS)
+            return now + timedelta(seconds=INTERVAL_SECONDS), ""
         case Decision.WAIT:
-            asked.said.append(f"{shard}: {left} cells left, asked for again at {due:%H:%M:%S} UTC")
-            return due
+            return due, f"{left} cells left, asked for again at {due:%H:%M:%S} UTC"
         case Decision.LEAVE:
-            asked.said.append(f"{shard}: {left} cells left; a person stopped its run")
-            return now + _LEFT_ALONE
+            return now + _LEFT_ALONE, f"{left} cells left; a person stopped its run"
         case Decision.GIVE_UP:
             told = seen.notes.setdefault(_GAVE_UP, {})
             if told.get(shard) != cycle.name:
@@ -263,7 +277,7 @@ def _ask_for(
                     f"{facts.asked} resumed runs; nothing asks for them any more. See why with: "
                     f"tenant-pipelines status --fleet {fleet.path} --shard {shard}"
                 )
-    return None
+    return None, f"{left} cells left; it has asked for them {facts.asked} times"
 
 
 def _was_stopped(

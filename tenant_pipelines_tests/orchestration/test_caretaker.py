@@ -26,7 +26,7 @@ from tenant_pipelines_tests.crash.rig import rig_of
 from tenant_pipelines_tests.engine.fleets import run_shard
 from tenant_pipelines_tests.orchestration.conftest import Rig, shown_of
 
-_NOTHING = "everything is as it should be"
+_NOTHING = "Dagster shows what the journals say"
 
 
 def _tick(

@@ -79,7 +79,7 @@ def test_a_fleet_that_never_ran_and_a_finished_one_are_left_alone(rig: Rig) -> N
     for shard in rig.fleet.shards:
         run_shard(rig.fleet, shard)
     asked = _ask(rig, clock)
-    assert (asked.requests, asked.summary) == ([], "nothing is unfinished")
+    assert (asked.requests, asked.summary) == ([], "nothing to ask for now")
 
 
 def test_a_failed_shard_is_asked_for_after_its_wait_until_it_is_done(rig: Rig) -> None:
@@ -105,7 +105,7 @@ def test_a_failed_shard_is_asked_for_after_its_wait_until_it_is_done(rig: Rig) -
     _launch(rig, second)
     assert set(rig.shown().values()) == {"green"}
     clock.passed += timedelta(days=1)
-    assert _ask(rig, clock).summary == "nothing is unfinished"
+    assert _ask(rig, clock).summary == "nothing to ask for now"
 
 
 def test_after_its_last_attempt_it_says_so_once_and_stops(rig: Rig) -> None:
@@ -130,7 +130,11 @@ def test_after_its_last_attempt_it_says_so_once_and_stops(rig: Rig) -> None:
     (line,) = asked.gave_up
     assert line.startswith("shard_2: 2 cells of cycle 1 are still not done after 8 resumed runs")
     assert "tenant-pipelines status" in line
-    assert _ask(rig, clock, seen).summary == "nothing is unfinished"
+    again = _ask(rig, clock, seen)
+    assert (again.gave_up, again.summary) == (
+        [],
+        "shard_2: 2 cells left; it has asked for them 8 times",
+    )
     # a new cycle begins to count again
     rig.run(config={"new_cycle": "2"})
     (request,) = (one for one in _ask(rig, clock, seen).requests if "shard_2" in str(one.job_name))
@@ -202,3 +206,16 @@ def test_the_sensors_are_on_from_the_start_and_survive_their_cursors(rig: Rig, n
     assert data.cursor is not None
     again = sensor.evaluate_tick(build_sensor_context(rig.instance, cursor=data.cursor))
     assert again.run_requests == []
+
+
+def test_what_it_waits_for_is_said_with_every_tick(rig: Rig) -> None:
+    """Whoever is paged reads the newest tick only."""
+    clock, seen = _Clock(), LookedAt()
+    rig.fault.touch()
+    for shard in rig.fleet.shards:
+        rig.run(shard)
+    first = _ask(rig, clock, seen).summary
+    assert first.startswith("shard_2: 2 cells left, asked for again at ")
+    assert _ask(rig, clock, LookedAt.from_cursor(seen.to_cursor())).summary == first
+    rig.fleet.journal_path("shard_1").write_bytes(b"no journal" * 1000)
+    assert "shard_1: damaged journal" in _ask(rig, clock, seen).summary
