@@ -141,9 +141,9 @@ def end_dead_runs(
         if run.status is DagsterRunStatus.CANCELING:
             # a person stopped it, and it was killed before it had
             instance.report_run_canceled(run, message=_DIED)
-        elif run.status in _UNFINISHED:
+        elif not run.is_finished:
             instance.report_run_failed(run, _DIED)
-        if run.status in _UNFINISHED:
+        if not run.is_finished:
             ended.append(run.run_id)
     sweep(fleet.state)
     return ended
@@ -178,7 +178,7 @@ def find_dead_runs(
         else:
             # killed between its start and that; other jobs may have an executor that never tells
             is_gone = (
-                run.job_name == names.fleet_job(fleet.name)
+                run.job_name in jobs
                 and record.start_time is not None
                 and now() - record.start_time > _SILENT_SECONDS
             )

@@ -306,4 +306,5 @@ def _changed_at(fleet: Fleet) -> datetime:
         seconds = fleet.path.stat().st_mtime
     except OSError:
         seconds = 0.0
-    return datetime.fromtimestamp(seconds, UTC)
+    # a file of the future must not put off what is due
+    return min(datetime.fromtimestamp(seconds, UTC), datetime.now(UTC))
