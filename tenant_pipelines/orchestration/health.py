@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from dagster import DagsterInstance, DagsterRunStatus
+from dagster import DagsterInstance
 
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
@@ -29,7 +29,6 @@ KEYS_PER_ASSET = 100_000
 # on SQLite; python -m tenant_pipelines_tests.benchmarks dagster --only events measures it
 SECONDS_PER_EVENT = 0.006
 
-_UNFINISHED = {DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING}
 # one SQL "IN (…)" each
 _CHUNK = 500
 _NAMED_AT_MOST = 5
@@ -151,7 +150,7 @@ def find_slot_holders(instance: DagsterInstance, fleet: Fleet) -> list[SlotHolde
     dead = {run.run_id: run for run in find_dead_runs(instance, fleet)}
     for run in dead.values():
         held = slots.get(run.run_id, 0)
-        if run.status in _UNFINISHED or held:
+        if not run.is_finished or held:
             found.append(SlotHolder(run.run_id, run.status.value, held, is_dead=True))
     for run_id, held in slots.items():
         # a run that is marked failed or cancelled may still be on its way out
@@ -296,7 +295,7 @@ def size_findings(fleet: Fleet, keys: Mapping[str, int]) -> list[Finding]:
             what = (
                 f"shard {shard.name} has {tenants:,} tenants: a backfill of all of them from the "
                 f"UI first writes {tenants * steps:,} planned events, about {seconds:,.0f} s on "
-                f"SQLite (6 ms each)"
+                f"SQLite ({1_000 * SECONDS_PER_EVENT:.0f} ms each)"
             )
             advice = (
                 f"run it with tenant-pipelines run or its schedule, which plan none, or keep a "

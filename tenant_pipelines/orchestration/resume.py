@@ -248,7 +248,7 @@ def _ask_for(
     since = datetime.fromisoformat(last_at)
     facts = Unfinished(
         # a tenant that is new in the file is the caretaker's to ask for, alone
-        since=max([since, _changed_at(fleet), *(record.update_timestamp for record in past)]),
+        since=max([since, _changed_at(fleet, now), *(record.update_timestamp for record in past)]),
         asked=asked_before,
         was_stopped=_was_stopped(instance, fleet, shard, last_run=last_run, since=since),
     )
@@ -300,11 +300,11 @@ def _number_of(run: DagsterRun) -> int:
     return int(number) if number.isdecimal() else 1
 
 
-def _changed_at(fleet: Fleet) -> datetime:
+def _changed_at(fleet: Fleet, now: datetime) -> datetime:
     """Return when the fleet file was written last, 1970 if it cannot be read."""
     try:
         seconds = fleet.path.stat().st_mtime
     except OSError:
         seconds = 0.0
     # a file of the future must not put off what is due
-    return min(datetime.fromtimestamp(seconds, UTC), datetime.now(UTC))
+    return min(datetime.fromtimestamp(seconds, UTC), now)
