@@ -38,6 +38,8 @@ def test_a_run_killed_before_it_told_its_pid_is_ended_once_no_run_is_silent_so_l
     """It has neither a lock nor a pid by which to know it dead, and would show STARTED for ever."""
     with rig_of(tmp_path, module=_STEPS, shards={"a": ["a1"]}) as rig:
         (tmp_path / "mute").touch()
+        # an instance that two processes create at once, neither by our commands, stays broken
+        assert rig.run_statuses() == []
         run = rig.start_job()
         wait_until(lambda: rig.run_statuses() == ["STARTED"], "the run's start")
         run.kill()
