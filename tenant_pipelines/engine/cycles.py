@@ -15,6 +15,8 @@ from tenant_pipelines.journal.fold import Cycle, cycles_of
 from tenant_pipelines.journal.journal import Journal
 
 FIRST_CYCLE = "1"
+# how far the clocks of two hosts may differ before an instant counts as one of the future
+CLOCK_TOLERANCE = timedelta(minutes=5)
 
 
 def newest_cycle(cycles: Iterable[Cycle]) -> Cycle | None:
@@ -47,6 +49,7 @@ def cycle_to_open(
         now: the opening time, for a cycle that is new.
         tick: scheduled time of the schedule's tick that started the run, aware. It opens a cycle of
             that time and name if that is newer than every cycle, however late the tick comes.
+            Cycles of the future, which a clock that ran ahead has opened, do not silence it.
 
     Returns:
         The cycle; it is new when no known cycle has its name.
@@ -57,11 +60,15 @@ def cycle_to_open(
     known = list(known)
     newest = newest_cycle(known)
     if tick is not None:
-        cycle = Cycle(instant=instant(tick), name=tick_name(tick), root=root)
-        is_known = any(other.name == cycle.name for other in known)
-        if newest is None or (cycle.instant > newest.instant and not is_known):
-            return cycle
-        return newest
+        at, name = instant(tick), tick_name(tick)
+        if newest is None:
+            return Cycle(instant=at, name=name, root=root)
+        begun = newest_cycle(cycle for cycle in known if not is_of_the_future(cycle, now))
+        is_newer = begun is None or at > begun.instant
+        if any(cycle.name == name for cycle in known) or not is_newer:
+            return newest
+        # newer still means later, also than a cycle of the future
+        return Cycle(instant=max(at, _just_after(newest.instant)), name=name, root=root)
     at = instant(now)
     if asked is None:
         return newest or Cycle(instant=at, name=FIRST_CYCLE, root=root)
@@ -88,6 +95,11 @@ def cycle_to_open(
     if newest is not None and at <= newest.instant:
         at = _just_after(newest.instant)  # the clock went back; newer still means later
     return Cycle(instant=at, name=name, root=root)
+
+
+def is_of_the_future(cycle: Cycle, now: datetime) -> bool:
+    """Tell whether a clock that ran ahead opened a cycle."""
+    return cycle.instant > instant(now + CLOCK_TOLERANCE)
 
 
 def tick_name(tick: datetime) -> str:

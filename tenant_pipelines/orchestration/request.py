@@ -1,11 +1,12 @@
 """What a Dagster run was asked for: op config, run tags, partition keys, selected assets."""
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from dagster import DagsterRun, Field, Noneable
 
+from tenant_pipelines.engine.cycles import CLOCK_TOLERANCE
 from tenant_pipelines.engine.plan import Request
 from tenant_pipelines.errors import InvalidRequest, UnknownName, nearest
 from tenant_pipelines.fleet.model import Fleet
@@ -57,7 +58,7 @@ def asked_tick(run: DagsterRun) -> datetime | None:
     """Return the scheduled time of the schedule's tick that started the run, None without one.
 
     Raises:
-        InvalidRequest: the run tag holds no time with a zone.
+        InvalidRequest: the run tag holds no time with a zone, or one of the future.
     """
     tag = run.tags.get(names.TICK_TAG)
     if tag is None:
@@ -72,6 +73,15 @@ def asked_tick(run: DagsterRun) -> datetime | None:
             found=repr(tag),
             wanted="a time with its zone, such as 2026-12-01T03:00:00+00:00",
             fix="Launch again without the tag, or with such a time.",
+        )
+    now = datetime.now(UTC)
+    if tick > now + CLOCK_TOLERANCE:
+        # its cycle would be newer than those of all ticks until then
+        raise InvalidRequest(
+            place=f"run tag {names.TICK_TAG}",
+            found=f"{tag!r}, a time of the future",
+            wanted=f"a time that has come; this host's clock says {now.isoformat()}",
+            fix="Launch again without the tag, or set the clock right.",
         )
     return tick
 

@@ -269,3 +269,19 @@ def test_a_late_or_repeated_tick_opens_nothing() -> None:
     assert _tick(3, [own, newer]) == newer
     same_name = _cycle(own.name, hour=1)
     assert _tick(3, [same_name]) == same_name
+
+
+def test_cycles_of_the_future_do_not_silence_the_schedule() -> None:
+    """A clock that ran ahead for a minute must not stop every tick until its time has come."""
+    future = Cycle(instant=instant(_NOON + timedelta(days=9999)), name="ahead", root="x")
+    old = _cycle("old", hour=4)
+    assert _tick(3, [old, future]) == future
+    first = _tick(5, [old, future])
+    assert first.name == "2026-03-01T05:00:00Z"
+    assert first > future
+    assert _tick(5, [old, future, first]) == first
+    second = _tick(6, [old, future, first])
+    assert second > first
+    # another host's clock may be a minute ahead
+    near = Cycle(instant=instant(_NOON + timedelta(minutes=1)), name="near", root="x")
+    assert _tick(11, [near]) == near

@@ -39,3 +39,11 @@ def test_a_tick_without_a_usable_time_is_refused(rig: Rig) -> None:
         assert not result.success
         assert f"run tag {_TICK}: found {tag!r}" in _failure(result)
     assert _cycles(rig) == []
+
+
+def test_a_tick_of_the_future_is_refused(rig: Rig) -> None:
+    """The UI can evaluate a schedule at any time; that cycle would outlast every real tick."""
+    result = rig.run("shard_3", tags={_TICK: "2226-03-01T03:00:00Z"})
+    assert not result.success
+    assert "'2226-03-01T03:00:00Z', a time of the future" in _failure(result)
+    assert _cycles(rig) == []
