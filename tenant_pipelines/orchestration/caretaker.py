@@ -41,7 +41,12 @@ from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.checks import report_checks
 from tenant_pipelines.orchestration.current_fleet import Current, CurrentFleet
 from tenant_pipelines.orchestration.dagster_internals import assets_in_backfills
-from tenant_pipelines.orchestration.looked_at import LookedAt, mark_of
+from tenant_pipelines.orchestration.looked_at import (
+    LookedAt,
+    instant_of,
+    mark_of,
+    period_of,
+)
 from tenant_pipelines.orchestration.reconcile import mend, reconcile_shard
 from tenant_pipelines.orchestration.register import register_shards
 from tenant_pipelines.orchestration.request import config_for_tenants
@@ -62,8 +67,12 @@ _BITE = 200
 # a run whose end was written late must not be missed
 _OVERLAP = timedelta(seconds=20)
 _MOST_RUNS = 500
+# what people change in Dagster (a key, a wipe, a report by hand) leaves no trace in a mark
+_LOOK_AGAIN_SECONDS = 3600.0
 # a name of a shard begins with a letter
 _KEYS = "/keys/"
+_ENDED_SINCE = "/ended_since"
+_ENDED = "/ended/"
 
 
 def caretaker_sensor(fleet: Fleet, *, jobs: Sequence[Any]) -> SensorDefinition:
@@ -118,6 +127,7 @@ def take_care(
     *,
     until: float,
     clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], float] = time.time,
 ) -> Care:
     """Do one tick's work.
 
@@ -126,7 +136,8 @@ def take_care(
         current: the fleet as its file has it.
         seen: what earlier ticks remembered; brought up to date.
         until: when to begin nothing more, by ``clock``, in seconds.
-        clock: the clock.
+        clock: measures the tick.
+        now: the present, in seconds since 1970.
     """
     fleet = current.fleet
     care = Care()
@@ -142,19 +153,22 @@ def take_care(
     ended_badly = _shards_of_bad_ends(instance, fleet, seen)
     care.said += [f"{shard}: {why}" for shard, why in mended.unusable]
     at_work = shards_at_work(fleet, unfinished_runs(instance))
-    # an hour's staleness is told within minutes, a day's within hours
-    period = fleet.stale_after.total_seconds() / 10 if fleet.stale_after is not None else None
-    age = int(time.time() // max(period, 60.0)) if period is not None else 0
+    seconds = _LOOK_AGAIN_SECONDS
+    if fleet.stale_after is not None:
+        # a staleness of an hour is told within minutes
+        seconds = min(seconds, max(fleet.stale_after.total_seconds() / 10, 60.0))
     keys = _Keys(instance, fleet)
     dirty: list[str] = []
     marks: dict[str, str] = {}
     for shard in fleet.shards:
-        if seen.marks.get(_KEYS + shard) != current.version and clock() < until:
+        period = period_of(shard, seconds, now())
+        of_keys = f"{current.version}:{period}"
+        if seen.marks.get(_KEYS + shard) != of_keys and clock() < until:
             # also while a run is at work: who looks for a new tenant must find it
             is_right = keys.put_right(shard, care)
-            seen.marks[_KEYS + shard] = current.version if is_right else ""
+            seen.marks[_KEYS + shard] = of_keys if is_right else ""
         # taken before the look: what changes meanwhile makes another one
-        marks[shard] = mark_of(fleet, shard, current.version, age)
+        marks[shard] = mark_of(fleet, shard, current.version, period)
         if shard in ended_badly:
             seen.marks.pop(shard, None)
         if seen.marks.get(shard) != marks[shard] and shard not in at_work:
@@ -220,11 +234,10 @@ def _shards_of_bad_ends(instance: DagsterInstance, fleet: Fleet, seen: LookedAt)
     One that failed before its op could begin, such as for want of its code, left every key that
     Dagster had planned for it failed, and nothing in a journal.
     """
-    note = seen.notes.get("ended_runs")
-    since, known = (note["since"], set(note["ids"])) if isinstance(note, dict) else (None, set())
+    since = instant_of(seen.notes.get(_ENDED_SINCE))
+    known = {note for note in seen.notes if note.startswith(_ENDED)}
     # a clock that was set back must not hide what ends until it has caught up
-    now = datetime.now(UTC)
-    after = min(datetime.fromisoformat(since), now) - _OVERLAP if since is not None else None
+    after = min(since, datetime.now(UTC)) - _OVERLAP if since is not None else None
     records = instance.get_run_records(
         RunsFilter(
             statuses=[DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED], updated_after=after
@@ -235,14 +248,14 @@ def _shards_of_bad_ends(instance: DagsterInstance, fleet: Fleet, seen: LookedAt)
     )
     newest = max((record.update_timestamp for record in records), default=None)
     if newest is not None:
-        since = newest.astimezone(UTC).isoformat()
-    seen.notes["ended_runs"] = {
-        "since": since,
-        "ids": sorted(record.dagster_run.run_id for record in records),
-    }
+        seen.notes[_ENDED_SINCE] = newest.astimezone(UTC).isoformat()
+    for note in known:
+        del seen.notes[note]
     found: set[str] = set()
     for record in records:
-        if record.dagster_run.run_id not in known:
+        note = _ENDED + record.dagster_run.run_id
+        seen.notes[note] = ""
+        if note not in known:
             found |= shards_of(record.dagster_run, fleet)
     return found
 

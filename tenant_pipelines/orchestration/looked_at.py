@@ -8,7 +8,9 @@ changes nothing.
 import hashlib
 import json
 import os
+import zlib
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ class LookedAt:
     Attributes:
         marks: by shard, the mark of its last look that found everything right.
         notes: what else the sensor remembers, by a name of its own.
+
+    People edit cursors in the UI, so nothing relies on a value but that it is text.
     """
 
     marks: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_cursor(cls, cursor: str | None) -> "LookedAt":
@@ -37,11 +41,35 @@ class LookedAt:
             return cls()
         if not isinstance(marks, dict) or not isinstance(notes, dict):
             return cls()
-        return cls({str(key): str(value) for key, value in marks.items()}, notes)
+        return cls(_texts(marks), _texts(notes))
 
     def to_cursor(self) -> str:
         """Return what ``from_cursor`` reads back."""
         return json.dumps({"marks": self.marks, "notes": self.notes}, sort_keys=True)
+
+
+def _texts(values: dict[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in values.items()}
+
+
+def instant_of(note: str | None) -> datetime | None:
+    """Return the instant that a note holds, None when it holds none."""
+    try:
+        at = datetime.fromisoformat(note or "")
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else None
+
+
+def period_of(shard: str, seconds: float, now: float) -> int:
+    """Return a number that changes once in a while: a look is due then, whatever the marks say.
+
+    Args:
+        shard: name of the shard; all shards' at once would be too many for one tick.
+        seconds: how often it changes.
+        now: the present, in seconds since 1970.
+    """
+    return int((now + zlib.crc32(shard.encode()) % seconds) // seconds)
 
 
 def mark_of(fleet: Fleet, shard: str, *facts: object) -> str:

@@ -32,7 +32,7 @@ from tenant_pipelines.fleet.model import Fleet, Resume
 from tenant_pipelines.journal.fold import Cycle
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.current_fleet import CurrentFleet
-from tenant_pipelines.orchestration.looked_at import LookedAt, mark_of
+from tenant_pipelines.orchestration.looked_at import LookedAt, instant_of, mark_of
 from tenant_pipelines.orchestration.run_targets import (
     is_at_work,
     shards_at_work,
@@ -45,8 +45,9 @@ _BUDGET_SECONDS = 30.0
 _LONGEST_WAIT_SECONDS = 3600.0
 _LEFT_ALONE = timedelta(minutes=10)
 # a name of a shard begins with a letter
-_GAVE_UP = "/gave_up"
-_SAID = "/said"
+_DUE = "/due/"
+_GAVE_UP = "/gave_up/"
+_SAID = "/said/"
 
 
 class Decision(StrEnum):
@@ -174,13 +175,12 @@ def ask_again(
     todo: dict[str, str] = {}
     for shard in fleet.shards:
         mark = mark_of(fleet, shard, version)
-        due = seen.notes.get(shard)
-        is_due = isinstance(due, str) and now() >= datetime.fromisoformat(due)
+        due = instant_of(seen.notes.get(_DUE + shard))
+        is_due = due is not None and now() >= due
         if shard not in at_work and (seen.marks.get(shard) != mark or is_due):
             todo[shard] = mark
-    standing: dict[str, str] = seen.notes.setdefault(_SAID, {})
     if not todo:
-        asked.said += standing.values()
+        asked.said += _standing(seen)
         return asked
     reader = FleetReader(fleet, environ=os.environ)
     if reader.cycle is None:
@@ -192,24 +192,28 @@ def ask_again(
         if is_at_work(instance, fleet, shard, unfinished):
             continue
         view = reader.shard(shard, Request(root=""))
-        seen.notes.pop(shard, None)
-        standing.pop(shard, None)
+        seen.notes.pop(_DUE + shard, None)
+        seen.notes.pop(_SAID + shard, None)
         if view.damage is not None:
             # looked at again until it can be read
-            standing[shard] = f"{shard}: damaged journal, see tenant-pipelines status"
+            seen.notes[_SAID + shard] = f"{shard}: damaged journal, see tenant-pipelines status"
             continue
         if _has_work(view):
             due, said = _ask_for(instance, fleet, reader.cycle, view, asked, seen, now())
             if due is not None:
-                seen.notes[shard] = due.isoformat()
+                seen.notes[_DUE + shard] = due.isoformat()
         else:
             held = sum(cell.action is Action.HOLD for cell in view.cells)
             said = f"{held} cells are held, see tenant-pipelines status" if held else ""
         if said:
-            standing[shard] = f"{shard}: {said}"
+            seen.notes[_SAID + shard] = f"{shard}: {said}"
         seen.marks[shard] = mark
-    asked.said += standing.values()
+    asked.said += _standing(seen)
     return asked
+
+
+def _standing(seen: LookedAt) -> list[str]:
+    return [said for note, said in seen.notes.items() if note.startswith(_SAID)]
 
 
 def _has_work(view: ShardView) -> bool:
@@ -269,9 +273,8 @@ def _ask_for(
         case Decision.LEAVE:
             return now + _LEFT_ALONE, f"{left} cells left; a person stopped its run"
         case Decision.GIVE_UP:
-            told = seen.notes.setdefault(_GAVE_UP, {})
-            if told.get(shard) != cycle.name:
-                told[shard] = cycle.name
+            if seen.notes.get(_GAVE_UP + shard) != cycle.name:
+                seen.notes[_GAVE_UP + shard] = cycle.name
                 asked.gave_up.append(
                     f"{shard}: {left} cells of cycle {cycle.name} are still not done after "
                     f"{facts.asked} resumed runs; nothing asks for them any more. See why with: "

@@ -149,6 +149,21 @@ def test_keys_of_a_run_that_failed_before_its_op_began_get_their_colour_back(rig
     assert _tick(rig.instance, _of(rig.fleet), seen).summary == _NOTHING
 
 
+def test_what_a_person_changed_in_dagster_is_put_right_within_the_hour(rig: Rig) -> None:
+    """A key deleted in the UI and an asset wiped there leave no trace in journal or fleet file."""
+    rig.run()
+    seen, current = LookedAt(), _of(rig.fleet)
+    _tick(rig.instance, current, seen)
+    rig.instance.delete_dynamic_partition(names.partition_set("story", "shard_2"), "hooli")
+    rig.instance.wipe_assets([names.asset_key("story", "shard_2", "load")])
+    assert "hooli" not in _keys(rig)
+    take_care(
+        rig.instance, current, seen, until=time.monotonic() + 60, now=lambda: time.time() + 3600
+    )
+    assert "hooli" in _keys(rig)
+    assert set(rig.shown().values()) == {"green"}
+
+
 def test_a_tick_out_of_time_goes_on_with_the_next(rig: Rig) -> None:
     """However large the fleet, a tick ends; and nothing is passed over for good."""
     for shard in rig.fleet.shards:

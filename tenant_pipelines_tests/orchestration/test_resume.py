@@ -1,5 +1,6 @@
 """The resume sensor: when it asks again, how often, and when it leaves a shard alone."""
 
+import json
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -202,7 +203,10 @@ def test_the_sensors_are_on_from_the_start_and_survive_their_cursors(rig: Rig, n
     sensor = build_definitions(rig.fleet).resolve_sensor_def(name)
     assert sensor.default_status is DefaultSensorStatus.RUNNING
     rig.run()
-    data = sensor.evaluate_tick(build_sensor_context(rig.instance, cursor="broken"))
+    odd = {"shard_2": 3, "/due/shard_1": [], "/gave_up/shard_1": {}, "/said/shard_3": None,
+           "/ended_since": "soon", "/due/shard_2": "2026-03-01T03:00:00"}  # fmt: skip
+    for cursor in ("broken", json.dumps({"marks": odd, "notes": odd})):
+        data = sensor.evaluate_tick(build_sensor_context(rig.instance, cursor=cursor))
     assert data.cursor is not None
     again = sensor.evaluate_tick(build_sensor_context(rig.instance, cursor=data.cursor))
     assert again.run_requests == []
