@@ -61,10 +61,10 @@ def doctor(
 ) -> None:
     """Look for what keeps Dagster from running this fleet well; exit 1 when a problem is left.
 
-    Dead runs, slots held for nothing, pools without their limit, partition keys that differ from
-    the fleet, settings of dagster.yaml, releases of Dagster's libraries that do not match. Warnings
-    (a very large shard, an unset DAGSTER_HOME) leave the exit code at 0. Changes nothing without
-    --fix.
+    Damaged journals, dead runs, slots held for nothing, pools without their limit, partition keys
+    that differ from the fleet, settings of dagster.yaml, releases of Dagster's libraries that do
+    not match. Warnings (a very large shard, an unset DAGSTER_HOME) leave the exit code at 0.
+    Changes nothing without --fix.
 
     Example: tenant-pipelines doctor --fleet flights --fix
     """

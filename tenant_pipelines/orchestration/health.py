@@ -7,6 +7,7 @@ say of the cells (reconcile.py), and the user's dagster.yaml, for which the edit
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,10 @@ from typing import Any
 import yaml
 from dagster import DagsterInstance
 
+from tenant_pipelines.engine.cycles import is_of_the_future, known_cycles, newest_cycle
+from tenant_pipelines.errors import JournalUnusable
 from tenant_pipelines.fleet.model import Fleet
+from tenant_pipelines.journal.fold import Cycle
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.dagster_settings import Release, Settings, read_settings
 from tenant_pipelines.orchestration.instance import INSTANCE_SETTINGS, find_dead_runs
@@ -110,6 +114,7 @@ def look(
         if at_shard is not None:
             at_shard(len(known))
     return [
+        *journal_findings(*known_cycles(fleet), now=datetime.now(UTC)),
         *run_findings(find_slot_holders(instance, fleet), fix_command),
         *pool_findings(fleet, pools, fix_command),
         *key_findings(fleet, known, fix_command),
@@ -160,6 +165,22 @@ def find_slot_holders(instance: DagsterInstance, fleet: Fleet) -> list[SlotHolde
         if known is None or known.is_finished:
             state = known.status.value if known is not None else None
             found.append(SlotHolder(run_id, state, held, is_dead=False))
+    return found
+
+
+def journal_findings(
+    cycles: Collection[Cycle], unusable: Mapping[str, JournalUnusable], *, now: datetime
+) -> list[Finding]:
+    """Decide what to say of journals that cannot be read, and of a cycle of the future."""
+    found = [
+        Finding(f"shard {shard}: {error}", "tenant-pipelines journal verify", subjects=(shard,))
+        for shard, error in unusable.items()
+    ]
+    newest = newest_cycle(cycles)
+    if newest is not None and is_of_the_future(newest, now):
+        what = f"the newest cycle, {newest.name}, was opened by a clock that ran ahead: at "
+        advice = "set the clocks right; the schedule's next tick opens a newer one all the same"
+        found.append(Finding(what + newest.instant, advice, Severity.WARNING, (newest.name,)))
     return found
 
 

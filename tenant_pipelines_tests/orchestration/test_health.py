@@ -11,11 +11,13 @@ from dagster import DagsterRunStatus
 
 from tenant_pipelines.engine.run_locks import hold_run_lock
 from tenant_pipelines.fleet.pipeline import step
+from tenant_pipelines.journal.fold import Cycle
+from tenant_pipelines.journal.journal import Journal
 from tenant_pipelines.orchestration import health, names
 from tenant_pipelines.orchestration.dagster_settings import Settings
 from tenant_pipelines.orchestration.health import Pool, Severity, SlotHolder
 from tenant_pipelines.orchestration.instance import INSTANCE_SETTINGS
-from tenant_pipelines_tests.engine.fleets import make_fleet
+from tenant_pipelines_tests.engine.fleets import make_fleet, run_shard
 from tenant_pipelines_tests.orchestration.conftest import Rig
 
 _FIX = "the command"
@@ -47,6 +49,23 @@ def _look(rig: Rig) -> list[health.Finding]:
 def test_a_registered_fleet_in_an_instance_of_ours_is_well(rig: Rig) -> None:
     """An alarm that always rings is none."""
     assert _look(rig) == []
+
+
+def test_a_damaged_journal_and_a_cycle_of_the_future_are_told(rig: Rig) -> None:
+    """One stops its shard; the other tells that a clock ran ahead."""
+    for shard in ("shard_1", "shard_2"):
+        run_shard(rig.fleet, shard)
+    rig.fleet.journal_path("shard_1").write_bytes(b"no journal" * 1000)
+    (found,) = _look(rig)
+    assert found.subjects == ("shard_1",)
+    assert found.severity is Severity.PROBLEM
+    assert str(rig.fleet.journal_path("shard_1")) in found.what
+    cycle = Cycle(instant="2226-03-01T03:00:00.000000Z", name="ahead")
+    with Journal(rig.fleet.journal_path("shard_2"), fleet="story", shard="shard_2") as journal:
+        journal.open_cycle(cycle, run_id="x")
+    _, warning = _look(rig)
+    assert warning.subjects == ("ahead",)
+    assert warning.severity is Severity.WARNING
 
 
 @pytest.mark.parametrize(
