@@ -14,7 +14,12 @@ from dagster import (
 
 from tenant_pipelines.fleet.model import Fleet
 from tenant_pipelines.orchestration import names
-from tenant_pipelines.orchestration.checks import check_specs, log_check, result_of
+from tenant_pipelines.orchestration.checks import (
+    check_specs,
+    log_check,
+    report_hidden,
+    result_of,
+)
 from tenant_pipelines.orchestration.request import SHARD_CONFIG
 from tenant_pipelines.orchestration.shard_op import checks_alone, run_shard_op
 
@@ -74,6 +79,7 @@ def shard_assets(fleet: Fleet, shard: str) -> AssetsDefinition:
                 yield result_of(check)
             else:
                 log_check(context.op_execution_context, check)
+            report_hidden(context.instance, check)
 
     return cells
 

@@ -208,13 +208,23 @@ def report_checks(
     Raises:
         JournalUnusable: the shard's journal cannot be read.
     """
-    reported = 0
-    for evaluation in evaluate_checks(fleet, shard, cycle=cycle, now=now):
-        shown = newest_check(instance, evaluation.asset_key, evaluation.check_name)
-        if shown is None or _told(shown) != _told(evaluation):
-            report_check(instance, evaluation)
-            reported += 1
-    return reported
+    return sum(
+        report_hidden(instance, evaluation)
+        for evaluation in evaluate_checks(fleet, shard, cycle=cycle, now=now)
+    )
+
+
+def report_hidden(instance: DagsterInstance, evaluation: AssetCheckEvaluation) -> bool:
+    """Report an evaluation unless Dagster shows it; tell whether that was needed.
+
+    An op needs it too: Dagster keeps a run's result where it planned it, when the run was made, so
+    that whatever anybody reported since hides it.
+    """
+    shown = newest_check(instance, evaluation.asset_key, evaluation.check_name)
+    is_hidden = shown is None or _told(shown) != _told(evaluation)
+    if is_hidden:
+        report_check(instance, evaluation)
+    return is_hidden
 
 
 def _told(evaluation: AssetCheckEvaluation) -> tuple[bool, object]:

@@ -1,5 +1,6 @@
 """The asset checks of a shard: who reports them, when, and what a person reads there."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 from dagster import AssetCheckEvaluation, AssetCheckKey, TableMetadataValue
 
+from tenant_pipelines.engine.runner import ShardRun
+from tenant_pipelines.engine.work import CellEvent
 from tenant_pipelines.errors import JournalUnusable
 from tenant_pipelines.orchestration import names
 from tenant_pipelines.orchestration.build import build_definitions
 from tenant_pipelines.orchestration.checks import evaluate_checks, report_checks
-from tenant_pipelines.orchestration.dagster_internals import newest_check
+from tenant_pipelines.orchestration.dagster_internals import newest_check, report_check
 from tenant_pipelines_tests.engine.fleets import run_shard
 from tenant_pipelines_tests.orchestration.conftest import Rig
 
@@ -96,6 +99,27 @@ def test_a_check_that_dagster_shows_no_more_is_reported_again(rig: Rig) -> None:
     assert report_checks(rig.instance, rig.fleet, "shard_2", now=_now()) == 2
     assert _shown(rig).passed
     assert report_checks(rig.instance, rig.fleet, "shard_2", now=_now()) == 0
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_what_is_reported_while_a_run_is_at_work_does_not_hide_its_own_word(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, is_failing: bool
+) -> None:
+    """The caretaker may have looked just before the run was made; its word is of an older state."""
+    rig.run()
+    events = ShardRun.events
+
+    def after_a_word_of_others(run: ShardRun) -> Iterator[CellEvent]:
+        for evaluation in evaluate_checks(rig.fleet, "shard_2", now=_now()):
+            report_check(rig.instance, evaluation)
+        yield from events(run)
+
+    monkeypatch.setattr(ShardRun, "events", after_a_word_of_others)
+    if is_failing:
+        rig.fault.touch()
+    assert rig.run(config={"force": True}).success is not is_failing
+    assert _shown(rig).passed is not is_failing
+    assert _shown(rig, "rows_accounted").passed
 
 
 def test_the_checks_alone_can_be_asked_for_and_run_no_step(rig: Rig) -> None:
